@@ -67,7 +67,7 @@ build: $(STAMPS)/dvsync ## wheel and sdist in dist/
 
 docs: $(STAMPS)/dvsync ## rewrite the keys in docs/configuration.md from the settings' descriptions
 	sed --in-place '/^## Keys$$/q' docs/configuration.md
-	{ echo; $(BIN)/dvsync config keys; } >>docs/configuration.md
+	{ echo; $(BIN)/python -m tests.kit.keys; } >>docs/configuration.md
 
 lock: $(STAMPS)/venv ## rewrite requirements.lock from pyproject.toml
 	$(PIP) install uv

@@ -25,7 +25,6 @@ from threading import Event
 from typing import Any
 
 import psutil
-from matplotlib.figure import Figure
 
 from benchmarks.report import conditions, parser, percentile, print_report
 from daemon.clock import SystemClock
@@ -61,15 +60,7 @@ FIGURES = {
     "duckdb_ms": "scan, DuckDB, ms",
     "round_ms": "maintenance, ms a round",
 }
-PANELS = {
-    "sync_ms": "Sync of one commit [ms]",
-    "metadata_kb": "Size of metadata.json [kB]",
-    "delete_files": "Live delete files [files]",
-    "files": "Files below the Iceberg table [files]",
-    "files_mb": "Size of these files [MB]",
-    "pyiceberg_ms": "Full scan by PyIceberg [ms]",
-}
-COLOURS = {"with maintenance": "#0072b2", "without": "#d55e00"}
+SIDES = ("with maintenance", "without")
 
 
 class MovedClock(SystemClock):
@@ -272,9 +263,7 @@ def measure(
         table.create()
         clock = MovedClock()
         options = {"format_version": format_version}
-        benches = {
-            side: Bench(Path(name) / side, table.location, clock=clock, table_options=options) for side in COLOURS
-        }
+        benches = {side: Bench(Path(name) / side, table.location, clock=clock, table_options=options) for side in SIDES}
         sides = [
             Side(side, bench, Maintainer(bench.context) if side == "with maintenance" else None)
             for side, bench in benches.items()
@@ -336,33 +325,12 @@ def table_lines(figures: list[Figures], windows: tuple[int, int, int], machine: 
     ]
 
 
-def plot(sides: list[Side], path: Path) -> None:
-    """Small multiples over the commits, on white: it is looked at on light pages and dark ones."""
-    figure = Figure(figsize=(12, 6.4), layout="constrained", facecolor="white")
-    for axes, (name, title) in zip(figure.subplots(2, 3).flat, PANELS.items(), strict=True):
-        for side in sides:
-            commits, values = zip(*side.points(name), strict=True)
-            axes.plot(commits, values, color=COLOURS[side.name], label=side.name, linewidth=1.6)
-        axes.set_title(title, loc="left", fontsize=11)
-        axes.set_xlabel("Delta commits")
-        axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.grid(color="#dddddd", linewidth=0.6)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.yaxis.set_major_formatter("{x:,g}")
-        axes.xaxis.set_major_formatter("{x:,g}")
-    handles, labels = figure.axes[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside upper center", ncols=2, frameon=False, fontsize=11)
-    figure.savefig(path, dpi=120)
-
-
 def main() -> None:
     options = parser(__doc__)
     options.add_argument("--commits", type=int, default=2_000, help="a multiple of the window (%(default)s)")
     options.add_argument("--round-every", type=int, default=50, help="commits between two rounds (%(default)s)")
     options.add_argument("--seed", type=int, default=1)
     options.add_argument("--format-version", type=int, choices=(2, 3), default=2, help="of the Iceberg tables")
-    options.add_argument("--plot", type=Path, help="a PNG to be written")
     arguments = options.parse_args()
     if arguments.commits < WINDOW or arguments.commits % WINDOW:
         options.error(f"--commits must be a multiple of {WINDOW}")
@@ -376,8 +344,6 @@ def main() -> None:
     )
     windows = (WINDOW, -(-arguments.commits // (4 * WINDOW)) * WINDOW, arguments.commits)
     figures = figures_of(sides, windows)
-    if arguments.plot:
-        plot(sides, arguments.plot)
     report: dict[str, Any] = {
         "windows": windows,
         "results": [{**asdict(f), "ratio": f.ratio} for f in figures],

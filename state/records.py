@@ -226,16 +226,6 @@ class SyncRun(msgspec.Struct, frozen=True):
     operation: str | None = None
 
 
-class Sample(msgspec.Struct, frozen=True):
-    """A table's numbers at one time, for the charts of its day; unknown ones are None."""
-
-    at_ms: int
-    lag_seconds: float | None
-    deleted_positions: int | None
-    delete_files: int | None = None
-    orphans: int | None = None
-
-
 class Lease(msgspec.Struct, frozen=True):
     """Who may work on the state. `token` grows with each holder, `renewals` with each renewal.
 
@@ -427,26 +417,14 @@ class ServingFile(msgspec.Struct, frozen=True):
     data_files: int
 
 
-HOUR_MS = 3_600_000
-ORPHANED_HOURS_MAX = 72
-
-
-class OrphanedHour(msgspec.Struct, frozen=True):
-    """How many of the files that wait for cleanup became orphans in the hour that begins at `hour_ms`."""
-
-    hour_ms: int
-    files: int
-
-
 class Deletions(msgspec.Struct, frozen=True):
     """What is deleted in a table. Lists are cut; `vectors` is whole.
 
     `files` and `partitions` have deleted rows; those with the largest share of them come first. `delete_files` begin
-    with the most positions. `orphaned` are the last ORPHANED_HOURS_MAX hours with orphans, the oldest first.
+    with the most positions.
     """
 
     vectors: tuple[VectorCount, ...]
     files: tuple[LiveFile, ...]
     partitions: tuple[PartitionCount, ...]
     delete_files: tuple[ServingFile, ...]
-    orphaned: tuple[OrphanedHour, ...] = ()

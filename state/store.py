@@ -21,7 +21,6 @@ from state.records import (
     Outcome,
     Pause,
     ProofRecord,
-    Sample,
     SyncRun,
     TableCounts,
     TableError,
@@ -130,23 +129,7 @@ class TableStore(Protocol):
         """List the newest runs, the newest first."""
         ...
 
-    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
-        """Store a sample for each table, by id; a table that is not known is passed over.
-
-        Samples of any table from before `before_ms` are forgotten, and those that are not older than the new ones: they
-        are from a clock that was ahead.
-        """
-        ...
-
-    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
-        """List the samples after `after_ms`, the oldest first."""
-        ...
-
     def count(self, table_id: int) -> TableCounts: ...
-
-    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
-        """Find the live files with the largest share of deleted rows, as the `files` of `find_deletions`."""
-        ...
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         """Sum up what is deleted, with at most `rows_max` files, partitions and delete files: the worst ones."""

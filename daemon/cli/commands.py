@@ -23,7 +23,6 @@ from daemon.cli.invocation import (
     TableName,
     TableNames,
     config_path,
-    exit_with,
     hide_environment,
     load,
     load_both,
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
     from daemon.config.settings import HealthSettings
     from daemon.status.table_status import TableStatus
 
-PROBE = "healthcheck"
 WATCH_INTERVAL_S = 2.0
 
 app = typer.Typer(
@@ -55,7 +53,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-config_app = typer.Typer(help="Explain and check the configuration.", no_args_is_help=True, rich_markup_mode=None)
+config_app = typer.Typer(help="Check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
 
 
@@ -81,15 +79,6 @@ def dvsync(
     ] = False,
 ) -> None:
     context.obj = config
-    if context.invoked_subcommand == PROBE:
-        # Containers run it every few seconds, and the daemon that answers has made the same check.
-        return
-    from daemon.spark.installed import check_packages  # noqa: PLC0415
-
-    try:
-        check_packages()
-    except ConfigInvalid as error:
-        raise exit_with(error) from None
 
 
 @app.command()
@@ -307,7 +296,7 @@ for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync,
     app.command()(command)
 
 
-@app.command(PROBE)
+@app.command()
 def healthcheck(
     context: typer.Context,
     ready: Annotated[bool, typer.Option("--ready", help="Ask /readyz instead of /livez.")] = False,
@@ -354,38 +343,6 @@ def demo(
         log_to_stderr()
         code = run_demo(folder)
     raise typer.Exit(code)
-
-
-@app.command("version")
-def print_version() -> None:
-    """Print the version."""
-    _print_version(True)
-
-
-@app.command("help")
-def print_help(
-    context: typer.Context,
-    command: Annotated[
-        list[str] | None, typer.Argument(metavar="COMMAND", help="A command; all of them when left out.")
-    ] = None,
-) -> None:
-    """Explain the commands, or one of them."""
-    outer = context.find_root()
-    for word in command or ():
-        group = outer.command
-        found = group.get_command(outer, word) if isinstance(group, typer.core.TyperGroup) else None
-        if found is None:
-            raise typer.BadParameter(f"there is no command {' '.join(command or ())!r}", param_hint="COMMAND")
-        outer = typer.Context(found, parent=outer, info_name=word)
-    typer.echo(outer.get_help())
-
-
-@config_app.command()
-def keys() -> None:
-    """Explain every key of the configuration. Gives its values and its default."""
-    from daemon.config.keys import render_keys  # noqa: PLC0415
-
-    typer.echo(render_keys(), nl=False)
 
 
 @config_app.command()

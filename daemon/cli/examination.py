@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import msgspec
@@ -204,9 +203,6 @@ def inspect(
     file: Annotated[
         str | None, typer.Option("--file", help="Describe this data file only: a URI or a path below the Delta table.")
     ] = None,
-    png: Annotated[
-        Path | None, typer.Option("--png", help="Also draw a picture into this file.", metavar="PATH", dir_okay=False)
-    ] = None,
     limit: Annotated[int, typer.Option("--limit", help="List at most this many of each.", min=1, max=1000)] = 10,
     as_json: Annotated[bool, typer.Option("--json", help="Print all of it as JSON.")] = False,
     config: ConfigPath = None,
@@ -216,11 +212,8 @@ def inspect(
     Lists its deletion vectors by storage type, the data files and partitions with the largest share of deleted rows,
     delete files and what they serve, orphans, and snapshots.
     """
-    if file is not None and png is not None:
-        raise typer.BadParameter("it shows the whole table, not one file", param_hint="--png")
     from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
     from daemon.cli.operations import opened_table  # noqa: PLC0415
-    from daemon.cli.pictures import draw_table  # noqa: PLC0415
     from daemon.cli.tables import find_table  # noqa: PLC0415
     from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
 
@@ -234,8 +227,6 @@ def inspect(
             else:
                 found = inspect_table(opened, iceberg, rows_max=limit)
                 lines = table_lines(found, now_ms=opened.clock.now_ms())
-                if png is not None:
-                    draw_table(found, png)
     if as_json:
         typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
     else:

@@ -30,7 +30,7 @@ from daemon.service.discovery import Found, discover
 CATALOG = "local"
 WIDTH = 118
 HEAD = """\
-# Written by `dvsync init`. docs/configuration.md explains every key, and so does `dvsync config keys`.
+# Written by `dvsync init`. docs/configuration.md explains every key.
 #
 # `dvsync config check` checks this file, `dvsync sync` syncs its tables once, `dvsync run` keeps them in step.
 # Relative paths are relative to this file. Environment variables override it: DVSYNC_HEALTH__PORT=9000.

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 
 from rich.filesize import decimal
 
 from daemon.cli.snapshots import list_lines
-from daemon.status.deletions import FileDetail, TableDeletions
+from daemon.status.deletions import FileDeletions, FileDetail, TableDeletions
 from daemon.status.table_status import size_text, span
-from daemon.status.timeline import FileDeletions
 from daemon.texts import counted
 
 BLOCKS = "▁▂▃▄▅▆▇█"
@@ -56,13 +55,6 @@ def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
     for orphan in found.orphans:
         age = span(max(0, now_ms - orphan.oldest_since_ms) / 1000)
         yield f"  {orphan.kind}: {orphan.files:,}, {size_text(orphan.size_bytes)}, the oldest for {age}"
-    if found.orphaned:
-        hours = [each.files for each in found.orphaned]
-        yield f"  by the hour, up to {max(hours):,} files: {strip_line([files / max(hours) for files in hours])}"
-    yield "\nOver these snapshots, the oldest first"
-    ours = found.own_snapshots
-    yield _line_over_time("delete files", [each.delete_files or 0 for each in ours], "{:,.0f}".format)
-    yield _line_over_time("lag behind Delta", [lag_s for _, lag_s in found.lags], span)
     yield "\nSnapshots, the newest first (dvsync snapshots lists all)"
     yield from list_lines(found.snapshots, 0)
 
@@ -89,12 +81,6 @@ def file_lines(found: FileDetail) -> Iterator[str]:
     yield "  deleted positions:"
     words = [f"{first}" if first == last else f"{first}-{last}" for first, last in found.ranges]
     yield f"    {', '.join(words)}{', and more' if found.has_more_ranges else ''}"
-
-
-def _line_over_time(what: str, values: Sequence[float], label: Callable[[float], str]) -> str:
-    top = max((*values, 0))
-    strip = strip_line([max(0.0, value) / top for value in values]) if top else "·" * len(values)
-    return f"  {what}, up to {label(top)}: {strip}"
 
 
 def _file_lines(file: FileDeletions) -> Iterator[str]:

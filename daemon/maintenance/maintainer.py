@@ -20,15 +20,11 @@ PROBE_INTERVAL_S = 3600.0
 
 @dataclass(frozen=True)
 class Round:
-    """The results of one round. A part that is turned off has an empty result.
-
-    `is_news` says that the table has changed since the last round that left only waiting.
-    """
+    """The results of one round. A part that is turned off has an empty result."""
 
     compaction: Compaction
     expiry: Expiry
     cleanup: Cleanup
-    is_news: bool = False
 
 
 class Maintainer:
@@ -73,7 +69,7 @@ class Maintainer:
             raise errors[0]
         if not stop.is_set() and self._metadata_location() == seen:
             self._settled = seen
-        return Round(compaction, expiry, cleanup, is_news)
+        return Round(compaction, expiry, cleanup)
 
     def _metadata_location(self) -> str | None:
         with self._as_sync_errors():

@@ -5,7 +5,6 @@ A round that fails has no effect on the syncs; the next round tries again.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from threading import Event
 
 import structlog
@@ -17,7 +16,6 @@ from daemon.observe import log as events
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import warn_of
 from daemon.status.board import Board, MaintenanceCounts
-from daemon.status.timeline import FileDeletions
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -30,7 +28,6 @@ class MaintenanceJob:
         cycle: TableCycle,
         maintainer: Maintainer,
         *,
-        find_worst_files: Callable[[], Sequence[FileDeletions]],
         board: Board,
         clock: Clock,
     ) -> None:
@@ -38,7 +35,6 @@ class MaintenanceJob:
         self.interval_s = cycle.table.maintenance.interval_s
         self.cycle = cycle
         self._maintainer = maintainer
-        self._find_worst_files = find_worst_files
         self._board = board
         self._clock = clock
 
@@ -60,16 +56,6 @@ class MaintenanceJob:
                 span.report(structs.asdict(counts))
             self._board.count_maintenance(self.name, counts)
             self.cycle.observer.recount()
-            if done.is_news:
-                self._show_worst_files()
-
-    def _show_worst_files(self) -> None:
-        """Show them on the table's page. It takes too long for a sync or a request: the state store sorts all files."""
-        try:
-            self._board.timeline(self.name).show_worst_files(self._find_worst_files())
-        except Exception as error:
-            # For display only: a sync meets and reports the same errors.
-            _log.debug(events.WORST_FILES_UNSEEN, reason=str(error))
 
 
 def _counts(done: Round) -> MaintenanceCounts:

@@ -10,9 +10,8 @@ from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch
 from daemon.observe import log as events
 from daemon.scheduling.failures import Failure
-from daemon.status.board import Board
+from daemon.status.board import RUNS_MAX, Board
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import DAY_MS, RUNS_MAX
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.texts import counted
 from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
@@ -47,13 +46,8 @@ class Observer:
         self._lag_after_s = clock.monotonic_s()
 
     def load_past(self, record: TableRecord) -> None:
-        """Show what earlier processes knew: the last syncs, the last day, and the version that failed.
-
-        Raises StateUnavailable.
-        """
-        timeline = self._board.timeline(self._name)
-        timeline.add_runs(reversed(self._store.list_runs(record.id, runs_max=RUNS_MAX)))
-        timeline.restore(self._store.list_samples(record.id, after_ms=self._clock.now_ms() - DAY_MS))
+        """Show what earlier processes knew: the last syncs and the version that failed. Raises StateUnavailable."""
+        self._board.add_runs(self._name, reversed(self._store.list_runs(record.id, runs_max=RUNS_MAX)))
         failed = record.error.version if record.error else None
         if failed is not None and (record.synced_version is None or failed > record.synced_version):
             self._seen = replace(self._seen, source_version=failed)
@@ -137,7 +131,7 @@ class Observer:
         )
 
     def _record_run(self, run: SyncRun) -> None:
-        self._board.timeline(self._name).add_runs([run])
+        self._board.add_runs(self._name, [run])
         try:
             self._store.record_run(run)
         except StateUnavailable as unavailable:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from functools import partial
 from typing import NamedTuple
 
 import structlog
@@ -27,7 +26,6 @@ from daemon.service.discovery import (
 )
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
-from daemon.status.deletions import find_worst_files
 from daemon.status.table_status import gone_status, paused_text
 from daemon.status.watch import Watch
 from daemon.sync.memory import keep_rows
@@ -39,7 +37,6 @@ WISHES_JOB = "/wishes"
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
 # A table's page shows so many data files with the most deletions.
-WORST_FILES_MAX = 5
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -252,13 +249,7 @@ class Fleet:
         except StateUnavailable:
             board.remove(table.name)
             raise
-        job = MaintenanceJob(
-            cycle,
-            Maintainer(context),
-            find_worst_files=partial(find_worst_files, context, files_max=WORST_FILES_MAX),
-            board=board,
-            clock=parts.clock,
-        )
+        job = MaintenanceJob(cycle, Maintainer(context), board=board, clock=parts.clock)
         self._scheduler.add(cycle, job, VerifyJob(cycle, context))
         self._cycles[table.name] = cycle
         self._running[table.name] = definition

@@ -27,7 +27,6 @@ from daemon.spark.installed import check_jars, check_pipeline
 from daemon.spark.jars import with_readers
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board, Topic, Unready
-from daemon.status.timeline import DAY_MS
 from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import Api
 from daemon.web.metrics import make_registry
@@ -43,8 +42,6 @@ BEAT_INTERVAL_S = 5.0
 WISHES_INTERVAL_S = 2.0
 TABLES_INTERVAL_S = 2.0
 TABLES_JOB = "/tables"
-# How often the tables' day is stored, in one transaction: a killed process loses so much of it.
-DAY_INTERVAL_S = 600.0
 # How often Spark is checked for being idle.
 IDLE_INTERVAL_S = 30.0
 # How long a thread that returns from SQLite or a file waits for a busy thread. With Python's default of 5 ms that was
@@ -104,7 +101,6 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             ("/beat", BEAT_INTERVAL_S, beat),
             (WISHES_JOB, WISHES_INTERVAL_S, fleet.read_wishes),
             (TABLES_JOB, TABLES_INTERVAL_S, fleet.update),
-            ("/day", DAY_INTERVAL_S, partial(_record_day, parts, board)),
             ("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark)),
         ):
             scheduler.every(job_id, interval_s, work)
@@ -122,7 +118,6 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         if is_at_work:
             keeper.keep(on_lost, on_unrenewed)
             opened.callback(keeper.give_back)
-            opened.callback(_record_day, parts, board)
             scheduler.start()
             while (received := signals.wait()) == RELOAD:
                 reload()
@@ -226,14 +221,6 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     write = _log.warning if kept else _log.info
     write(events.CONFIG_RELOADED, need_a_restart=kept)
     return read
-
-
-def _record_day(parts: Parts, board: Board) -> None:
-    """Store what the page's charts got since the last time, so that the next process shows it, too."""
-    try:
-        parts.store.record_samples(board.take_samples(), before_ms=parts.clock.now_ms() - DAY_MS)
-    except StateUnavailable as error:
-        _log.warning(events.STATE_UNRECORDED, reason=str(error))
 
 
 def _stop_if_idle(spark: SparkPipeline) -> None:

@@ -1,17 +1,15 @@
-"""Checks the versions of what is installed: Python packages, Java, Spark and Delta's jar."""
+"""Checks the versions of what is installed: PySpark, Java, Spark and Delta's jar."""
 
 from __future__ import annotations
 
 import os
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pwd import getpwuid
 from typing import TYPE_CHECKING, Any
 
-from packaging.requirements import Requirement
-
 from daemon.config.settings import SparkSettings
-from daemon.errors import ConfigInvalid, PipelineAway
+from daemon.errors import PipelineAway
 from daemon.spark.jars import DELTA_JAR
 from daemon.spark.java import check_java
 
@@ -25,32 +23,20 @@ DELTA_NAME, SPARK_LINE, _ = DELTA_ARTIFACT.split("_")
 IVY_FOLDER = ".ivy2.5.2"
 
 
-def check_packages() -> None:
-    """Raises ConfigInvalid, naming each package that is missing or whose version dvsync does not support."""
-    wrong = []
-    for line in requires("dvsync") or ():
-        wanted = Requirement(line)
-        if wanted.marker is not None and not wanted.marker.evaluate():
-            continue
-        try:
-            found = version(wanted.name)
-        except PackageNotFoundError:
-            wrong.append(f"{wanted.name} is not installed, and dvsync needs {wanted.name}{wanted.specifier}")
-            continue
-        if not wanted.specifier.contains(found, prereleases=True):
-            wrong.append(f"{wanted.name} {found} is installed, and dvsync needs {wanted.name}{wanted.specifier}")
-    if wrong:
-        raise ConfigInvalid(
-            "\n".join(wrong),
-            hint="Install dvsync into a virtual environment of its own.",
-        )
-
-
 def check_pipeline(settings: SparkSettings) -> int:
     """Check, without starting Spark, that it can be started as configured. Returns Java's major version.
 
-    Raises PipelineAway if Java is missing or too old, or if Spark or Delta have another version.
+    Raises PipelineAway if PySpark or Java is missing or too old, or if Spark or Delta have another version.
     """
+    try:
+        pyspark = version("pyspark")
+    except PackageNotFoundError:
+        pyspark = "none"
+    if not pyspark.startswith(f"{SPARK_LINE}."):
+        raise PipelineAway(
+            f"dvsync needs pyspark {SPARK_LINE}, and this is installed: {pyspark}",
+            hint="Install dvsync into a virtual environment of its own.",
+        )
     java = check_java()
     home = os.environ.get("SPARK_HOME")
     if home and not any(Path(home, "jars").glob(f"spark-core_*-{SPARK_LINE}.*.jar")):

@@ -146,13 +146,13 @@ class SparkPipeline:
             raise
 
     def _start(self) -> SparkSession:
+        check_pipeline(self._settings)
         from pyspark.sql import SparkSession  # noqa: PLC0415
 
         running = SparkSession.getActiveSession()
         if running is not None:
             self._session, self._owned = running, False
             return running
-        check_pipeline(self._settings)
         # PySpark itself ignores this setting here, and would start its workers with the first python3 on PATH.
         python = self._settings.conf.get("spark.pyspark.python") or os.environ.get("PYSPARK_PYTHON")
         os.environ["PYSPARK_PYTHON"] = python or sys.executable

@@ -1,1 +1,1 @@
-"""What operators see of each table: its state, its error, its day."""
+"""What operators see of each table: its state and its error."""

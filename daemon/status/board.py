@@ -5,7 +5,8 @@ It is memory only, so that a probe costs nothing.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
 from threading import Lock
 
@@ -30,9 +31,8 @@ from daemon.status.table_status import (
     table_status,
     worst_first,
 )
-from daemon.status.timeline import SAMPLE_INTERVAL_S, Timeline
 from daemon.texts import excerpt
-from state import Sample
+from state import SyncRun
 
 
 class MaintenanceCounts(msgspec.Struct, frozen=True):
@@ -63,6 +63,8 @@ class Topic(Enum):
 
 # So much of an error's message is in a reason of `/readyz`, which may have one for each table.
 MESSAGE_CHARACTERS_MAX = 300
+# So many syncs of each table are on its page.
+RUNS_MAX = 50
 
 
 class Unready(msgspec.Struct, frozen=True):
@@ -83,14 +85,13 @@ class Board:
         self._seen: dict[str, Observation] = {}
         self.activity = Activity()
         self._maintained: dict[str, MaintenanceCounts] = {}
-        self._timelines: dict[str, Timeline] = {}
+        self._runs: dict[str, deque[SyncRun]] = {}
         self._s3_endpoints: dict[str, str | None] = {}
         self._troubles: dict[Topic, list[Unready]] = {}
         self._gone: list[TableStatus] = []
         self.share = share
         self._others: dict[str, Share] = {}
         self._excused: Set[str] = set()
-        self._sampled_at_s = clock.monotonic_s() - SAMPLE_INTERVAL_S
         self._beaten_at_s = clock.monotonic_s()
         self.started_at_ms = clock.now_ms()
 
@@ -102,7 +103,7 @@ class Board:
             self._s3_endpoints[table.name] = s3_endpoint
             self._seen[table.name] = Observation()
             self._maintained[table.name] = MaintenanceCounts()
-            self._timelines[table.name] = Timeline()
+            self._runs[table.name] = deque(maxlen=RUNS_MAX)
 
     @property
     def names(self) -> set[str]:
@@ -112,7 +113,7 @@ class Board:
 
     def remove(self, name: str) -> None:
         with self._lock:
-            for places in (self._tables, self._s3_endpoints, self._seen, self._maintained, self._timelines):
+            for places in (self._tables, self._s3_endpoints, self._seen, self._maintained, self._runs):
                 del places[name]
         self.activity.forget(name)
 
@@ -148,10 +149,16 @@ class Board:
         with self._lock:
             return self._others.get(name)
 
-    def timeline(self, name: str) -> Timeline:
-        """The table's timeline; an empty one for a table that has been removed."""
+    def add_runs(self, name: str, runs: Iterable[SyncRun]) -> None:
+        """Show these syncs, too, the oldest first, unless the table was removed in the meantime."""
         with self._lock:
-            return self._timelines.get(name) or Timeline()
+            if name in self._tables:
+                self._runs[name].extend(runs)
+
+    def runs(self, name: str) -> list[SyncRun]:
+        """The table's last syncs, the newest first."""
+        with self._lock:
+            return list(reversed(self._runs.get(name, ())))
 
     def show(self, name: str, seen: Observation) -> None:
         """Show the newest observation, unless the table was removed in the meantime."""
@@ -171,27 +178,8 @@ class Board:
             return dict(self._maintained)
 
     def beat(self) -> None:
-        """Note that the scheduler is alive. Once there are tables, add a sample to each timeline once a minute."""
-        self._beaten_at_s = now_s = self._clock.monotonic_s()
-        if now_s - self._sampled_at_s >= SAMPLE_INTERVAL_S and (statuses := self.statuses()):
-            self._sampled_at_s = now_s
-            now_ms = self._clock.now_ms()
-            for status in statuses:
-                sample = Sample(
-                    now_ms,
-                    status.lag_seconds,
-                    status.deleted_positions,
-                    status.live_delete_files,
-                    status.orphans_waiting,
-                )
-                self.timeline(status.name).add_sample(sample)
-
-    def take_samples(self) -> dict[int, Sample]:
-        """What was sampled since the last call, for the state store: one sample for each table, by its id there."""
-        with self._lock:
-            known = {seen.record.id: self._timelines[name] for name, seen in self._seen.items() if seen.record}
-        taken = ((table_id, timeline.take_unrecorded()) for table_id, timeline in known.items())
-        return {table_id: sample for table_id, sample in taken if sample}
+        """Note that the scheduler is alive."""
+        self._beaten_at_s = self._clock.monotonic_s()
 
     def read_lines(self, name: str) -> dict[str, str]:
         """A line for each reader that reads the Iceberg table; empty before the first sync, and once it is gone."""

@@ -13,7 +13,6 @@ from daemon.delta.deletion_vector import find_place, read_position_sets
 from daemon.delta.position_set import PositionSet, new_positions
 from daemon.errors import ObjectMissing
 from daemon.status.snapshots import ShownSnapshot, list_snapshots
-from daemon.status.timeline import FileDeletions
 from daemon.store.locations import normalize_location
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_of
@@ -23,7 +22,6 @@ from daemon.translate.schema import TableSchema
 from state import (
     DeletionVectorDescriptor,
     LiveFile,
-    OrphanedHour,
     PartitionCount,
     ServingFile,
     TableRecord,
@@ -33,6 +31,19 @@ from state import (
 
 # A strip of `FileDeletions` has at most so many parts: with an indent, it fits on 80 columns.
 STRIP_MAX = 72
+
+
+class FileDeletions(msgspec.Struct, frozen=True):
+    """A data file's physical rows, and how many of them are deleted.
+
+    `strip` is the share of deleted rows, 0 to 1, in each of some equal parts of the file, in the order of rows. It is
+    empty if the deletion vector is not known until the next comparison of states.
+    """
+
+    path: str
+    rows: int
+    deleted: int
+    strip: tuple[float, ...]
 
 
 class PartitionDeletions(msgspec.Struct, frozen=True):
@@ -56,19 +67,7 @@ class TableDeletions(msgspec.Struct, frozen=True):
     live_delete_files: int
     delete_files: tuple[ServingFile, ...]
     orphans: tuple[WrittenCount, ...]
-    orphaned: tuple[OrphanedHour, ...]
     snapshots: list[ShownSnapshot]
-
-    @property
-    def own_snapshots(self) -> list[ShownSnapshot]:
-        """The listed snapshots that dvsync committed, the oldest first."""
-        return [each for each in reversed(self.snapshots) if each.version is not None]
-
-    @property
-    def lags(self) -> list[tuple[ShownSnapshot, float]]:
-        """Of these, the first that shows each version, as a compaction does not, with its lag in seconds."""
-        first = {each.version: each for each in reversed(self.own_snapshots)}
-        return [(each, each.lag_s or 0) for each in self.own_snapshots if first[each.version] is each]
 
 
 class ServingPart(msgspec.Struct, frozen=True):
@@ -116,15 +115,8 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
-        orphaned=found.orphaned,
         snapshots=list_snapshots(table)[:rows_max],
     )
-
-
-def find_worst_files(context: TableContext, *, files_max: int) -> list[FileDeletions]:
-    """Return the live data files with the largest share of deleted rows, and raise as `inspect_table` does."""
-    found = context.store.find_worst_files(_synced(context).id, files_max=files_max)
-    return [_file_deletions(context, file) for file in found]
 
 
 def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: int) -> FileDetail:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from daemon.status.board import Unready
 from daemon.status.table_status import RunStatus, TableStatus
-from daemon.status.timeline import FileDeletions
 from daemon.sync.verbs import Verb
 
 
@@ -38,21 +35,8 @@ class DaemonInfo(msgspec.Struct, frozen=True):
     stands_by: bool
 
 
-class DayPoint(msgspec.Struct, frozen=True):
-    """A table's numbers at one time, ISO 8601, UTC; unknown ones are null.
-
-    There is one for each minute; while nothing changes, and from earlier processes, one for ten minutes.
-    """
-
-    at: str
-    lag_seconds: float | None
-    deleted_positions: int | None
-    delete_files: int | None
-    orphans: int | None
-
-
 class TableDetail(msgspec.Struct, frozen=True):
-    """One table with its last syncs, the newest first, its last day, the oldest first, and its worst files now.
+    """One table with its last syncs, the newest first.
 
     `read` has a line for each reader that reads the Iceberg table, as `dvsync show`; it is empty before the first sync.
     """
@@ -60,8 +44,6 @@ class TableDetail(msgspec.Struct, frozen=True):
     status: TableStatus
     read: dict[str, str]
     runs: list[RunStatus]
-    day: list[DayPoint]
-    worst_files: Sequence[FileDeletions]
 
 
 class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

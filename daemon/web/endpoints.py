@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import version
 
@@ -26,7 +26,6 @@ from daemon.sync.verbs import Verb, make_pause
 from daemon.web.answers import (
     Accepted,
     DaemonInfo,
-    DayPoint,
     Liveness,
     PauseRequest,
     Problem,
@@ -36,7 +35,7 @@ from daemon.web.answers import (
 from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
 from daemon.web.openapi import make_document
-from state import Pause, Sample, StateUnavailable
+from state import Pause, StateUnavailable
 
 # Three of the scheduler's heartbeats.
 SILENT_MAX_S = 15.0
@@ -127,10 +126,8 @@ class Api:
         status = board.find_status(name)
         if status is None:
             return _problem(404, _why_missing(board, name))
-        timeline = board.timeline(name)
-        runs = [run_status(run) for run in timeline.runs()]
-        detail = TableDetail(status, board.read_lines(name), runs, _points(timeline.samples()), timeline.worst_files())
-        return _json(detail, ok=True)
+        runs = [run_status(run) for run in board.runs(name)]
+        return _json(TableDetail(status, board.read_lines(name), runs), ok=True)
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
@@ -166,8 +163,7 @@ class Api:
         statuses, unready = board.statuses(), board.find_unready()
         not_ready = {each.table for each in unready if each.table is not None}
         listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
-        days = {status.name: board.timeline(status.name).outline() for status in listing.rows}
-        return _html(render_tables(listing, statuses, unready, days, daemon=self._describe(), now_ms=board.now_ms()))
+        return _html(render_tables(listing, statuses, unready, daemon=self._describe(), now_ms=board.now_ms()))
 
     async def _table_page(self, request: Request) -> Response:
         from daemon.web.page import render_missing, render_table  # noqa: PLC0415
@@ -179,8 +175,8 @@ class Api:
             reason = _why_missing(board, name)
             missing = render_missing(name, reason, query=query, daemon=self._describe(), now_ms=board.now_ms())
             return _html(missing, status_code=404)
-        timeline, read = board.timeline(name), board.read_lines(name)
-        return _html(render_table(status, timeline, read, query=query, daemon=self._describe(), now_ms=board.now_ms()))
+        runs, read = board.runs(name), board.read_lines(name)
+        return _html(render_table(status, runs, read, query=query, daemon=self._describe(), now_ms=board.now_ms()))
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -212,13 +208,6 @@ def _refuse_for(board: Board, name: str) -> Response | None:
         hint = "Ask the daemon that holds the lease. If none does, this one begins by itself once it gets the lease."
         return _problem(409, reason, hint)
     return None if board.find_status(name) else _problem(404, _why_missing(board, name))
-
-
-def _points(day: Sequence[Sample]) -> list[DayPoint]:
-    return [
-        DayPoint(iso_time(each.at_ms), each.lag_seconds, each.deleted_positions, each.delete_files, each.orphans)
-        for each in day
-    ]
 
 
 def _why_missing(board: Board, name: str) -> str:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -21,11 +20,10 @@ from daemon.status.table_status import (
     size_text,
     span,
 )
-from daemon.status.timeline import OUTLINE_INTERVAL_MS, Timeline
 from daemon.verify.findings import hint_for
 from daemon.web.answers import DaemonInfo
 from daemon.web.listing import NOT_READY, TITLES, Listing, Query
-from state import Sample
+from state import SyncRun
 
 # The class of each state in the style sheet.
 STYLES = {
@@ -41,25 +39,6 @@ STYLES = {
 # The page with all tables shows so many reasons that are no table's, and the beginning of each error. /readyz and the
 # table's own page have all.
 REASONS_MAX, ERROR_MAX = 5, 400
-# Whole numbers of these units are short to write and fine enough to draw.
-WIDTH, HEIGHT = 1440, 240
-SPARK_WIDTH, SPARK_HEIGHT = 96, 24
-# The state store has a sample for ten minutes, so a longer time without one is a time without a daemon.
-GAP_MS, SPARK_GAP_MS = 1_500_000, 2 * OUTLINE_INTERVAL_MS + 60_000
-
-
-@dataclass(frozen=True)
-class Chart:
-    """A line with gaps where no daemon ran: the points of each piece, and the area under it, as SVG has them."""
-
-    lines: Sequence[str]
-    areas: Sequence[str]
-    top: str
-    now: str
-    from_ms: int
-    to_ms: int
-    width: int
-    height: int
 
 
 def _span(seconds: float | None) -> str:
@@ -121,12 +100,11 @@ def render_tables(
     listing: Listing,
     statuses: Sequence[TableStatus],
     unready: Sequence[Unready],
-    days: Mapping[str, Sequence[Sample]],
     *,
     daemon: DaemonInfo,
     now_ms: int,
 ) -> str:
-    """The tables of the listing with state, lag, error and hint, and their lag over the day in `days`.
+    """The tables of the listing with state, lag, error and hint.
 
     `statuses` are all tables, which the headline counts.
     """
@@ -134,7 +112,6 @@ def render_tables(
     reasons = {each.table: each.reason for each in unready if each.table in names}
     states = Counter(status.state for status in statuses)
     return _templates.get_template("tables.html").render(
-        rows=[(each, _chart(days[each.name], _lag, _span, outline=True)) for each in listing.rows],
         listing=listing,
         orders=TITLES,
         choices=[
@@ -155,27 +132,18 @@ def render_tables(
 
 def render_table(
     status: TableStatus,
-    timeline: Timeline,
+    runs: Sequence[SyncRun],
     read: Mapping[str, str],
     *,
     query: Query,
     daemon: DaemonInfo,
     now_ms: int,
 ) -> str:
-    """One table: the lines to `read` it, charts of its day, its worst data files, its last syncs, and its files."""
-    day = timeline.samples()
-    charts = {
-        "Behind": _chart(day, _lag, _span),
-        "Deleted rows": _chart(day, lambda sample: sample.deleted_positions, _whole),
-        "Delete files": _chart(day, lambda sample: sample.delete_files, _whole),
-        "Orphans that wait for cleanup": _chart(day, lambda sample: sample.orphans, _whole),
-    }
+    """One table: the lines to `read` it, its last `runs`, and its files."""
     page = _templates.get_template("table.html")
     return page.render(
         status=status,
-        runs=[run_status(run) for run in timeline.runs()],
-        charts=charts,
-        worst_files=timeline.worst_files(),
+        runs=[run_status(run) for run in runs],
         read=read,
         error_max=None,
         **_frame(query, daemon, now_ms),
@@ -190,40 +158,3 @@ def render_missing(name: str, reason: str, *, query: Query, daemon: DaemonInfo, 
 def _frame(query: Query, daemon: DaemonInfo, now_ms: int) -> dict[str, object]:
     """What is around every page."""
     return {"stays": query.stays, "other_query": query.turned().encode(), "daemon": daemon, "now_ms": now_ms}
-
-
-def _whole(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def _lag(sample: Sample) -> float | None:
-    return sample.lag_seconds
-
-
-def _chart(
-    day: Sequence[Sample],
-    read: Callable[[Sample], float | None],
-    label: Callable[[float], str],
-    *,
-    outline: bool = False,
-) -> Chart | None:
-    """A line over the samples in which the value is known; None when there are fewer than two."""
-    points = [(sample.at_ms, value) for sample in day if (value := read(sample)) is not None]
-    if len(points) < 2:
-        return None
-    width, height, gap_ms = (SPARK_WIDTH, SPARK_HEIGHT, SPARK_GAP_MS) if outline else (WIDTH, HEIGHT, GAP_MS)
-    first_ms, last_ms = points[0][0], points[-1][0]
-    highest = max(value for _, value in points)
-    scale_x, scale_y = width / max(1, last_ms - first_ms), height / (highest or 1.0)
-    pieces: list[list[tuple[int, int]]] = []
-    before_ms = None
-    for at_ms, value in points:
-        if before_ms is None or at_ms - before_ms > gap_ms:
-            pieces.append([])
-        pieces[-1].append((round((at_ms - first_ms) * scale_x), round(height - value * scale_y)))
-        before_ms = at_ms
-    lines = [" ".join(f"{x},{y}" for x, y in piece) for piece in pieces]
-    areas = [
-        f"{piece[0][0]},{height} {line} {piece[-1][0]},{height}" for piece, line in zip(pieces, lines, strict=True)
-    ]
-    return Chart(lines, areas, label(highest), label(points[-1][1]), first_ms, last_ms, width, height)

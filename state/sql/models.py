@@ -15,7 +15,6 @@ from sqlalchemy import (
     Boolean,
     Column,
     Enum,
-    Float,
     ForeignKey,
     Index,
     Integer,
@@ -231,17 +230,4 @@ SYNC_RUNS = Table(
     Column("message", Text),
     Column("operation", Text),
     Index(None, "table_id", "started_at_ms"),
-)
-
-# The last day of each table, with a sample for some minutes.
-SAMPLES = Table(
-    "samples",
-    METADATA,
-    Column("table_id", ForeignKey("tables.id", ondelete="CASCADE"), primary_key=True),
-    Column("at_ms", BigInteger, primary_key=True, autoincrement=False),
-    Column("lag_seconds", Float),
-    Column("deleted_positions", BigInteger),
-    Column("delete_files", BigInteger),
-    Column("orphans", BigInteger),
-    sqlite_with_rowid=False,
 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection
 from typing import Any
 
@@ -10,21 +9,17 @@ import msgspec
 from sqlalchemy import Connection, Float, Row, Select, bindparam, cast, exists, func, select
 
 from state.records import (
-    HOUR_MS,
-    ORPHANED_HOURS_MAX,
     DeleteFileRecord,
     Deletions,
     DeletionVectorDescriptor,
     DvMapping,
     FileStatus,
     LiveFile,
-    OrphanedHour,
     PartitionCount,
     ServingFile,
     VectorCount,
 )
 from state.sql.bulk import batched
-from state.sql.files import WRITTEN_ROWS
 from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 
 _decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
@@ -139,32 +134,21 @@ def read_deletions(connection: Connection, table_id: int, *, rows_max: int) -> D
     # Some databases add integers up to a decimal.
     return Deletions(
         vectors=tuple(VectorCount(kind, *map(int, sums)) for kind, *sums in connection.execute(vectors)),
-        files=read_worst_files(connection, table_id, files_max=rows_max),
+        files=_read_worst_files(connection, table_id, files_max=rows_max),
         partitions=tuple(
             PartitionCount(spec_id, _decode_partition(partition), *map(int, sums))
             for spec_id, partition, *sums in connection.execute(partitions)
         ),
         delete_files=tuple(ServingFile(*columns) for columns in map(tuple, connection.execute(served))),
-        orphaned=_read_orphaned(connection, table_id),
     )
 
 
-def read_worst_files(connection: Connection, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
+def _read_worst_files(connection: Connection, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
     """Read the live files with the largest share of deleted rows. The database sorts and cuts."""
     files = DATA_FILES.c
     share = cast(files.dv_cardinality, Float) / files.record_count
     worst = select_live_files().where(files.dv_cardinality > 0).order_by(share.desc(), files.path).limit(files_max)
     return tuple(live_file(row) for row in connection.execute(worst, {"table_id": table_id}))
-
-
-def _read_orphaned(connection: Connection, table_id: int) -> tuple[OrphanedHour, ...]:
-    hours: Counter[int] = Counter()
-    for rows in WRITTEN_ROWS:
-        hour = rows.c.since_ms - rows.c.since_ms % HOUR_MS
-        waiting = select(hour, func.count()).where(rows.c.table_id == table_id, rows.c.status == FileStatus.ORPHANED)
-        for hour_ms, files in connection.execute(waiting.group_by(hour)):
-            hours[int(hour_ms)] += files
-    return tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:])
 
 
 def read_crowded(connection: Connection, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:

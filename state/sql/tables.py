@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from msgspec.structs import asdict, replace
 from sqlalchemy import bindparam, delete, func, insert, select
 
 from state.records import (
     Deletions,
-    LiveFile,
     Pause,
     ProofRecord,
-    Sample,
     SyncRun,
     TableCounts,
     TableError,
@@ -20,16 +16,11 @@ from state.records import (
     Wait,
 )
 from state.sql import files as sql_files
-from state.sql.models import DATA_FILES, SAMPLES, SYNC_RUNS, TABLES
-from state.sql.reads import read_deletions, read_worst_files
+from state.sql.models import DATA_FILES, SYNC_RUNS, TABLES
+from state.sql.reads import read_deletions
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
 _TABLE_BY_NAME = TABLE_RECORDS.where(TABLES.c.name == bindparam("name"))
-_SAMPLES = (
-    select(*SAMPLES.c[Sample.__struct_fields__])
-    .where(SAMPLES.c.table_id == bindparam("table_id"), SAMPLES.c.at_ms > bindparam("after_ms"))
-    .order_by(SAMPLES.c.at_ms)
-)
 
 
 class SqlTableStore(Transactions):
@@ -119,29 +110,9 @@ class SqlTableStore(Transactions):
                 written=sql_files.count_written(connection, table_id),
             )
 
-    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
-        with self._read(table_id) as connection:
-            return read_worst_files(connection, table_id, files_max=files_max)
-
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         with self._read(table_id) as connection:
             return read_deletions(connection, table_id, rows_max=rows_max)
-
-    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
-        if not samples:
-            return
-        newest_ms = min(sample.at_ms for sample in samples.values())
-        with self._database.write() as connection:
-            connection.execute(delete(SAMPLES).where((SAMPLES.c.at_ms < before_ms) | (SAMPLES.c.at_ms >= newest_ms)))
-            known = set(connection.scalars(select(TABLES.c.id)))
-            rows = [{"table_id": each, **asdict(sample)} for each, sample in samples.items() if each in known]
-            if rows:
-                connection.execute(insert(SAMPLES), rows)
-
-    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
-        with self._read(table_id) as connection:
-            found = connection.execute(_SAMPLES, {"table_id": table_id, "after_ms": after_ms})
-            return [Sample(*row) for row in found]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (

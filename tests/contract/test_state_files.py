@@ -166,13 +166,11 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.record_resync_wanted(UNKNOWN, True),
     lambda store: store.count(UNKNOWN),
     lambda store: store.find_deletions(UNKNOWN, rows_max=1),
-    lambda store: store.find_worst_files(UNKNOWN, files_max=1),
     lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
     lambda store: store.has_orphans(UNKNOWN, before_ms=1, reasons=OrphanReason),
     lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),
     lambda store: store.list_runs(UNKNOWN, runs_max=1),
-    lambda store: store.list_samples(UNKNOWN, after_ms=1),
 ]
 
 

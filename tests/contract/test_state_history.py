@@ -10,8 +10,6 @@ from msgspec.structs import replace
 from sqlalchemy import Connection
 
 from state.records import (
-    HOUR_MS,
-    ORPHANED_HOURS_MAX,
     RECENT_COMMITS_MAX,
     SHARES,
     CommitIdentity,
@@ -21,12 +19,10 @@ from state.records import (
     FileKind,
     FileStatus,
     LiveFile,
-    OrphanedHour,
     OrphanReason,
     PartitionCount,
     Pause,
     ProofRecord,
-    Sample,
     ServingFile,
     SyncRun,
     TableError,
@@ -45,7 +41,6 @@ from tests.kit.states import (
     DELETE_MANIFEST,
     MANIFEST,
     PAUSE,
-    UNKNOWN,
     delete_file,
     deletion_vector,
     find_written,
@@ -344,23 +339,6 @@ def test_runs_newest_first(store: StateStore, table_id: int) -> None:
         store.record_run(run)
     assert store.list_runs(table_id, runs_max=3) == [runs[3], runs[1], runs[2]]
     assert store.list_runs(table_id, runs_max=9)[-1] == runs[0]
-
-
-def test_the_day_is_kept_and_bounded(store: StateStore, table_id: int) -> None:
-    """One sample a table comes back whole, the oldest first; older ones go, and those of a clock that was ahead."""
-    other = store.open_table("other", "s3://delta/other", "sales.other").id
-    for at_ms in (10, 20, 30):
-        samples = {table_id: Sample(at_ms, 0.25, 2**40, at_ms, None), other: Sample(at_ms + 1, None, None)}
-        store.record_samples({**samples, UNKNOWN: Sample(at_ms, 1.0, 1)}, before_ms=0)
-    assert store.list_samples(table_id, after_ms=10) == [Sample(at, 0.25, 2**40, at, None) for at in (20, 30)]
-    assert store.list_samples(other, after_ms=0) == [Sample(at, None, None) for at in (11, 21, 31)]
-    store.record_samples({}, before_ms=100)
-    store.record_samples({table_id: Sample(25, 1.5, 7)}, before_ms=20)
-    assert [sample.at_ms for sample in store.list_samples(table_id, after_ms=0)] == [20, 25]
-    assert [sample.at_ms for sample in store.list_samples(other, after_ms=0)] == [21]
-    store.forget_table(other)
-    with pytest.raises(LookupError):
-        store.list_samples(other, after_ms=0)
 
 
 # --- the life of written files ---
@@ -745,7 +723,6 @@ def test_find_deletions(store: StateStore, table_id: int) -> None:
         ServingFile("d1", 900, 2, 7, 1),
         ServingFile("d3", 900, 2, 7, 1),
     )
-    assert store.find_worst_files(table_id, files_max=2) == found.files[:2]
     cut = store.find_deletions(table_id, rows_max=1)
     assert cut == replace(
         found, files=found.files[:1], partitions=found.partitions[:1], delete_files=found.delete_files[:1]
@@ -765,22 +742,6 @@ def test_a_delete_file_of_an_abandoned_commit_is_no_deletion(store: StateStore, 
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use=["d"])
     assert find_written(store, table_id, "d").status is FileStatus.LIVE
     assert store.find_deletions(table_id, rows_max=10).delete_files == ()
-
-
-def test_orphans_by_the_hour(store: StateStore, table_id: int) -> None:
-    """Delete files and metadata together, the newest hours if there are many; a file that is gone is no orphan."""
-    kinds = (FileKind.DELETE_FILE, FileKind.METADATA, FileKind.MANIFEST)
-    for number, kind in enumerate(kinds):
-        at_ms = 5 * HOUR_MS + number
-        store.record_orphans(table_id, kind, [f"f{number}"], OrphanReason.FOUND, at_ms=at_ms)
-    store.record_orphans(table_id, FileKind.MANIFEST, ["later", "gone"], OrphanReason.FOUND, at_ms=7 * HOUR_MS - 1)
-    store.record_deleted(table_id, ["gone"], at_ms=1)
-    found = store.find_deletions(table_id, rows_max=1).orphaned
-    assert found == (OrphanedHour(5 * HOUR_MS, 3), OrphanedHour(6 * HOUR_MS, 1))
-    for hour in range(10, 10 + ORPHANED_HOURS_MAX):
-        store.record_orphans(table_id, FileKind.MANIFEST, [f"m{hour}"], OrphanReason.FOUND, at_ms=hour * HOUR_MS)
-    found = store.find_deletions(table_id, rows_max=1).orphaned
-    assert [each.hour_ms // HOUR_MS for each in found] == list(range(10, 10 + ORPHANED_HOURS_MAX))
 
 
 def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:

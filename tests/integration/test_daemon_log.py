@@ -40,7 +40,6 @@ STATEMENTS = (
 FIRST_SYNC_MAX_S = 300.0
 
 
-@pytest.mark.live
 def test_libraries_say_nothing_that_no_operator_needs(
     writer: Writer, tmp_path: Path, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:

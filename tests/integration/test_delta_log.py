@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -29,18 +29,6 @@ TOP_LEVEL = f"{DELTA}.checkpointV2.topLevelFileFormat"
 CLASSIC = r"\d{20}\.checkpoint\.parquet"
 UUID_NAMED = r"\d{20}\.checkpoint\.[-0-9a-f]{36}"
 ROWS = "SELECT id, concat('n', id) AS name, id / 4 AS score FROM range({start}, {end}, 1, {files})"
-
-
-@contextmanager
-def confs(spark: SparkSession, values: Mapping[str, str]) -> Iterator[None]:
-    before = {key: spark.conf.get(key, None) for key in values}
-    for key, value in values.items():
-        spark.conf.set(key, value)
-    try:
-        yield
-    finally:
-        for key, old in before.items():
-            spark.conf.unset(key) if old is None else spark.conf.set(key, old)
 
 
 def create(properties: str = EVERY_3, end: int = 40, files: int = 4) -> str:

@@ -65,6 +65,8 @@ def test_scan_delta(folder: Path) -> None:
     assert "rows; in the files:" in told
 
 
+# The function that it shows is tested in test_bitmaps.py.
+@pytest.mark.long
 def test_write_deletion_vectors(folder: Path) -> None:
     """Each vector that it prints has the small orders of its data file, and the table stays as it is."""
     table = folder / "demo" / "lake" / "orders"

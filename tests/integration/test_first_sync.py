@@ -94,7 +94,6 @@ def contents(image: Image) -> dict[str, Any]:
     }
 
 
-@pytest.mark.live
 def test_all_types_engines_and_filters(service: Service, tmp_path: Path) -> None:
     """A first sync at a later version shows every type's values and deletions, whichever engine wrote the deletes."""
     table = Followed(service, tmp_path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,10 +15,12 @@ from zipfile import ZipFile
 import pytest
 
 from daemon.config.settings import SparkSettings
-from daemon.errors import ConfigInvalid, PipelineAway
+from daemon.errors import PipelineAway
 from daemon.spark import installed
-from daemon.spark.installed import check_jars, check_packages, check_pipeline, check_session
+from daemon.spark.installed import check_jars, check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR
+from tests.kit.daemons import daemon
+from tests.kit.forking import run_forked
 from tests.kit.handmade import HandmadeTable
 from tests.kit.installed import ROOT, build_wheel, clean_environment, install
 from tests.unit.service.test_systemd import java_that_says
@@ -151,53 +154,40 @@ def test_run_goes_on_without_the_jar_and_says_so(dvsync: Path, folder: Path, no_
         assert process.wait(15) == 0
 
 
-def test_an_older_java_is_told(dvsync: Path, folder: Path):
+def test_an_older_java_is_told(folder: Path):
     """Where JAVA_HOME leads to it, with what is needed instead."""
     java_that_says(folder / "java", 'openjdk version "11.0.2" 2019-01-15')
-    result = ask(dvsync, "setup", folder=folder, environment={"JAVA_HOME": str(folder / "java")})
+    result = run_forked(["setup"], folder=folder, environment=clean_environment({"JAVA_HOME": str(folder / "java")}))
     assert (result.returncode, "Install Java 17" in result.stderr) == (1, True)
     assert f"{folder}/java/bin/java is Java 11, and Spark needs 17 or newer" in result.stderr
 
 
-def test_no_java_is_told(dvsync: Path, folder: Path):
+def test_no_java_is_told(folder: Path):
     """By `setup`, for the table by `sync`, and as a warning by `run`, which goes on."""
-    environment = {"PATH": str(folder), "JAVA_HOME": ""}
+    environment = clean_environment({"PATH": str(folder), "JAVA_HOME": ""})
     message = "there is no Java on PATH, and Spark needs one"
-    setup = ask(dvsync, "setup", folder=folder, environment=environment)
+    setup = run_forked(["setup"], folder=folder, environment=environment)
     assert (setup.returncode, message in setup.stderr, "Install Java 17" in setup.stderr) == (1, True, True)
-    sync = ask(dvsync, "sync", "db.new", folder=folder, environment=environment)
+    sync = run_forked(["sync", "db.new"], folder=folder, environment=environment)
     assert (sync.returncode, f"db.new: PipelineAway: {message}" in sync.stdout) == (1, True)
-    with running(dvsync, folder, environment) as (_, lines):
-        assert next(line for line in lines if line["event"] == "pipeline.missing")["reason"] == message
-        next(line for line in lines if line["event"] == "daemon.started")
+    with daemon(folder / "config.yaml", environment) as running_daemon:
+        assert running_daemon.told("pipeline.missing")["reason"] == message
 
 
 # --- what does not go together ---
 
 
-def test_packages_of_other_versions_are_named(dvsync: Path, tmp_path: Path):
-    """Each of them, before anything is done; exit code 2."""
-    assert check_packages() is None
-    (packages,) = (dvsync.parents[1] / "lib").glob("python3.*/site-packages")
-    metadata = packages / "pyspark-4.0.1.dist-info"
+def test_another_pyspark_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another version of the package, or none, before anything starts."""
+    metadata = tmp_path / "pyspark-4.0.1.dist-info"
     metadata.mkdir()
-    try:
-        (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 4.0.1\n")
-        result = ask(dvsync, "status", folder=tmp_path)
-    finally:
-        (metadata / "METADATA").unlink()
-        metadata.rmdir()
-    assert result.returncode == 2
-    assert "pyspark 4.0.1 is installed, and dvsync needs pyspark==4.1.*\n" in result.stderr
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
-    """Extras and other platforms' packages are not asked for."""
-    lines = ["nowhere-to-be-found>=1", 'also-not; extra == "dev"', 'nor-this; sys_platform == "nowhere"']
-    monkeypatch.setattr(installed, "requires", lambda _: lines)
-    with pytest.raises(ConfigInvalid) as raised:
-        check_packages()
-    assert raised.value.message == "nowhere-to-be-found is not installed, and dvsync needs nowhere-to-be-found>=1"
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: pyspark\nVersion: 4.0.1\n")
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    with pytest.raises(PipelineAway, match=r"needs pyspark 4\.1, and this is installed: 4\.0\.1"):
+        check_pipeline(SparkSettings())
+    monkeypatch.setattr(sys, "path", [])
+    with pytest.raises(PipelineAway, match="this is installed: none"):
+        check_pipeline(SparkSettings())
 
 
 def test_another_spark_or_delta_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

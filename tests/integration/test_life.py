@@ -1,7 +1,8 @@
 """The life of tables of format version 3 in a daemon: readers show Delta's rows, and its row ids, after every commit.
 
 Rounds of maintenance go on every second meanwhile, the daemon is killed now and then, and a table is upgraded half-way.
-Seeded by `FAULT_SEED`; `LIFE_COMMITS` makes it longer.
+Seeded by `FAULT_SEED`; `LIFE_COMMITS` makes it longer. What Spark writes is drawn by a seed that is recorded, and by
+others in long tests.
 """
 
 from __future__ import annotations
@@ -13,11 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
 from shutil import rmtree
+from threading import Event
 
 import pytest
 from pyiceberg.table import Table
+from pyspark.sql import SparkSession
 
+from daemon.config.load import load_settings
 from daemon.observe import log as events
+from daemon.service.assembly import open_parts
+from daemon.verify.findings import Level, Scope
+from daemon.verify.verifier import Verifier
 from tests.kit.faults import fault_seed
 from tests.kit.handmade import HandmadeTable
 from tests.kit.handmade_histories import History
@@ -27,9 +34,11 @@ from tests.kit.spark_process import SparkProcess
 from tests.kit.writer import Writer
 
 COMMITS = int(os.environ.get("LIFE_COMMITS", "12"))
-# A statement on Spark takes longer.
-TRACKED_COMMITS = COMMITS // 2
+# It draws each of the statements.
+RECORDED_SEED = 32
 KILLED_EVERY = 6
+# Of the readers, Spark's is the slowest.
+SPARK_EVERY = 3
 MAINTENANCE = {
     "compact": True,
     "expire": True,
@@ -42,7 +51,6 @@ MAINTENANCE = {
 
 @pytest.mark.parametrize("held", [False, True], ids=["version by version", "all at once"])
 @pytest.mark.long
-@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
 def test_row_ids_after_row_tracking_began_again(service: Service, tmp_path: Path, held: bool) -> None:
     """Delta then names another column for row ids, and gives the files other ones; so does a table made anew."""
     delta = Tracked(service.writer, tmp_path / "delta", Random("again"), partitioned=False)
@@ -63,7 +71,7 @@ def test_row_ids_after_row_tracking_began_again(service: Service, tmp_path: Path
         delta.run("DELETE FROM {t} WHERE id % 5 = 0")
     service.wait(lambda: table.status()["source_version"] == 3 == table.status()["synced_version"], "the new table")
     delta.check(table.iceberg())
-    service.command("verify", "--rows", table.name)
+    verify_rows(service, table)
 
 
 @dataclass
@@ -140,13 +148,19 @@ class Tracked:
         self._new_id += 20
         self._writer.sql(statement.format(t="{t}", **drawn), self._folder)
 
-    def check(self, iceberg: Table) -> None:
-        """Every row of Delta is in Iceberg, with its row id in format version 3, and no other row is."""
+    def check(self, iceberg: Table, *, ids: bool = True) -> None:
+        """Every row of Delta is in Iceberg, with its row id in format version 3, and no other row is.
+
+        Of the readers only Spark's knows ids, and is slow: without `ids`, PyIceberg shows the rows.
+        """
         columns, has_ids = ["id", "name", "part"], iceberg.metadata.format_version == 3
         row_id = ["_metadata.row_id AS row_id"] * has_ids
         expected = self._writer.rows(f"SELECT {', '.join([*columns, *row_id])} FROM {{t}}", self._folder)
-        asked = [*columns, *["_row_id AS row_id"] * has_ids]
-        shown = self._writer.spark(read_iceberg, iceberg.metadata_location, asked)
+        if ids:
+            asked = [*columns, *["_row_id AS row_id"] * has_ids]
+            shown = self._writer.spark(read_iceberg, iceberg.metadata_location, asked)
+        else:
+            shown, expected = iceberg.scan().to_arrow(), expected.select(columns)
         by_all = [(name, "ascending") for name in shown.column_names]
         assert shown.sort_by(by_all).to_pylist() == expected.sort_by(by_all).to_pylist()
 
@@ -171,6 +185,20 @@ def restart_killed(service: Service) -> None:
     service.start()
 
 
+def verify_rows(service: Service, *tables: Served) -> None:
+    """What `dvsync verify --rows` does, on the session of the tests."""
+    service.writer.spark(are_right, service.folder / "config.yaml", [table.name for table in tables])
+
+
+def are_right(session: SparkSession, config: Path, names: Sequence[str]) -> None:
+    settings = load_settings(config)
+    with open_parts(settings) as parts:
+        for table in settings.tables:
+            if table.name in names:
+                proof = Verifier(parts.context(table)).verify(Scope(Level.ROWS), Event())
+                assert proof and proof.is_right, proof
+
+
 def wait_until_shown(service: Service, tables: Sequence[Served]) -> None:
     for table in tables:
         version = newest_version(table.source)
@@ -183,7 +211,6 @@ def wait_until_shown(service: Service, tables: Sequence[Served]) -> None:
         service.wait(is_shown, f"{table.name} at version {version}")
 
 
-@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
 def test_all_readers_after_every_commit(service: Service, spark_process: SparkProcess, tmp_path: Path) -> None:
     """Appends, deletes, RESTORE, removals and new columns, beside compaction, expiry, cleanup and verification."""
     seed = fault_seed()
@@ -207,22 +234,30 @@ def test_all_readers_after_every_commit(service: Service, spark_process: SparkPr
         for life in lives:
             where = f"{life.served.source} at version {life.history.table.version}"
             iceberg = life.served.iceberg()
-            assert_readers_agree(iceberg, spark_process, life.history.table.live_rows_in(iceberg.schema()), where)
-            if iceberg.metadata.format_version == 3:
-                life.check_row_ids(spark_process, iceberg)
+            spark = spark_process if commit % SPARK_EVERY == 0 else None
+            assert_readers_agree(iceberg, spark, life.history.table.live_rows_in(iceberg.schema()), where)
+            if spark and iceberg.metadata.format_version == 3:
+                life.check_row_ids(spark, iceberg)
     assert [life.served.iceberg().metadata.format_version for life in lives] == [3, 3, 3]
     happened |= {line["event"] for line in service.daemon.lines}
     assert {events.MAINTENANCE_EXPIRED, events.VERIFY_RIGHT} <= happened
     # A short life may end before there is something to compact.
     assert events.MAINTENANCE_COMPACTED in happened or COMMITS < 100
     assert {events.MAINTENANCE_FAILED, events.VERIFY_WRONG, events.VERIFY_FAILED}.isdisjoint(happened)
-    service.command("verify", "--rows", *(life.served.name for life in lives))
+    verify_rows(service, *(life.served for life in lives))
 
 
-@pytest.mark.usefixtures("spark")  # for `dvsync verify --rows`
-def test_row_ids_are_deltas_for_life(service: Service, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("seed", "commits"),
+    [
+        pytest.param(RECORDED_SEED, 6, id="recorded"),
+        # A statement on Spark takes longer.
+        pytest.param(None, COMMITS // 2, id="drawn", marks=pytest.mark.long),
+    ],
+)
+def test_row_ids_are_deltas_for_life(service: Service, tmp_path: Path, seed: int | None, commits: int) -> None:
     """MERGE, UPDATE, REORG, OPTIMIZE and RESTORE, beside maintenance and kills, and from version 2 on."""
-    seed = fault_seed()
+    seed = seed or fault_seed()
     names = ("plain", "partitioned", "upgraded")
     deltas = [
         Tracked(service.writer, tmp_path / name / "delta", Random(f"{seed} {name}"), partitioned=name == "partitioned")
@@ -233,15 +268,15 @@ def test_row_ids_are_deltas_for_life(service: Service, tmp_path: Path) -> None:
         options = {"format_version": 2 if name == "upgraded" else 3, "maintenance": MAINTENANCE}
         tables.append(service.serve(tmp_path / name / "iceberg", delta.location, **options))
     service.take_up(*tables)
-    for commit in range(1, TRACKED_COMMITS + 1):
+    for commit in range(1, commits + 1):
         for delta in deltas:
             delta.play()
         if commit % KILLED_EVERY == 0:
             restart_killed(service)
-        if commit == TRACKED_COMMITS // 2:
+        if commit == commits // 2:
             tables[-1] = upgrade(service, tables[-1])
         wait_until_shown(service, tables)
         for delta, table in zip(deltas, tables, strict=True):
-            delta.check(table.iceberg())
+            delta.check(table.iceberg(), ids=commit in (commits // 2, commits))
     assert [table.iceberg().metadata.format_version for table in tables] == [3, 3, 3]
-    service.command("verify", "--rows", *(table.name for table in tables))
+    verify_rows(service, tables[-1])

@@ -28,7 +28,7 @@ from tests.kit.images import DATA, NOTHING, POSITION_DELETES, image_of
 from tests.kit.readers import READERS, Row, assert_same_rows, rows_of
 from tests.kit.service import InProcess
 from tests.kit.spark_process import SparkRefused
-from tests.kit.writer import Writer
+from tests.kit.writer import Writer, date_commits
 
 CREATE = (
     "CREATE TABLE {t} USING delta {by} TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -37,6 +37,8 @@ CREATE = (
 SECOND = "INSERT INTO {t} SELECT id, 'second' FROM range(100, 110, 1, 1)"
 VACUUM = "VACUUM {t} RETAIN 0 HOURS"
 LONG_AGO_S = 30 * 86_400
+# Delta goes back no further than it keeps files.
+LONG_RETENTION = {"spark.databricks.delta.properties.defaults.deletedFileRetentionDuration": "interval 5000 weeks"}
 
 
 def create(end: int = 40, files: int = 2, by: str = "") -> str:
@@ -506,7 +508,6 @@ def crowd(table: Followed) -> None:
     table.sync_and_check("the table before")
 
 
-@pytest.mark.live
 def test_foreign_commits_are_told_and_undone_when_asked(writer: Writer, tmp_path: Path) -> None:
     """Whatever Spark commits parks the table, with who and what; a full sync restores it, and following goes on."""
     table = followed(writer, tmp_path)
@@ -531,7 +532,6 @@ def test_foreign_commits_are_told_and_undone_when_asked(writer: Writer, tmp_path
     table.step("OPTIMIZE {t}", operation="replace")
 
 
-@pytest.mark.live
 def test_foreign_commits_are_overwritten_when_configured(writer: Writer, tmp_path: Path) -> None:
     """With on_foreign_commit: overwrite the next sync restores Delta's rows by itself, and the one after follows."""
     table = followed(writer, tmp_path, on_foreign_commit="overwrite")
@@ -594,12 +594,14 @@ def test_merged_manifests_of_a_long_history(writer: Writer, tmp_path: Path, monk
     table.sync_and_check("a DELETE by Spark")
 
 
-@pytest.mark.live  # it goes by the times of commit files
 def test_tags_and_read_lines_in_spark(writer: Writer, tmp_path: Path) -> None:
     """The line that `dvsync snapshots` prints for Spark, and dvsync's tag, give Delta's rows at the version."""
     table = Followed(InProcess(writer), tmp_path, "file", options={"tag_every": 2})
-    follow(table, create(end=20))
-    follow(table, "DELETE FROM {t} WHERE id % 5 = 0", "DELETE FROM {t} WHERE id = 1", SECOND)
+    for statement in (create(end=20), "DELETE FROM {t} WHERE id % 5 = 0", "DELETE FROM {t} WHERE id = 1", SECOND):
+        with writer.confs(LONG_RETENTION):
+            table.sql(statement)
+        date_commits(table.source)
+        table.bench.sync()
     someone, iceberg = SomebodyElse(table), table.bench.iceberg()
     for version in range(4):
         choice = choose_by_version(iceberg, version)

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Event
@@ -15,6 +15,7 @@ from typing import Any
 
 import psutil
 import pytest
+from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
 from daemon.clock import SystemClock
@@ -36,6 +37,11 @@ from tests.kit.spark_session import conf
 
 DAY_S = 86_400.0
 DV_TABLE = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+CREATE = f"CREATE TABLE {{t}} (id INT, part STRING, value STRING) USING delta PARTITIONED BY (part) {DV_TABLE}"
+ROWS = (
+    "SELECT id, CASE id % 2 WHEN 0 THEN 'a b%/ü' ELSE 'x=1&+' END AS part, concat('v', id) AS value"
+    " FROM range(0, 60, 1, 1)"
+)
 
 
 class LaterClock(SystemClock):
@@ -88,13 +94,13 @@ class OnS3:
         assert_readers_agree(table, self.spark, expected, where)
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
+# A first sync on Spark is shown with credentials from a file, below.
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.long)])
 def test_a_table_on_s3_is_followed(s3_spark, store, tmp_path, engine):
     """First sync, deletes, updates and a restore, with paths that every engine spells differently."""
     lake = OnS3(s3_spark, store, tmp_path, f"{engine}/a b+c%20/t", engine)
-    lake.sql(f"CREATE TABLE {{t}} (id INT, part STRING, value STRING) USING delta PARTITIONED BY (part) {DV_TABLE}")
-    parts = "CASE id % 2 WHEN 0 THEN 'a b%/ü' ELSE 'x=1&+' END"
-    lake.sql(f"INSERT INTO {{t}} SELECT id, {parts}, concat('v', id) FROM range(0, 60, 1, 1)")
+    lake.sql(CREATE)
+    lake.sql(f"INSERT INTO {{t}} {ROWS}")
     first = lake.step("DELETE FROM {t} WHERE id % 10 = 3")
     assert (first.operation, first.positions_added) == ("first sync", 6)
     assert lake.step("DELETE FROM {t} WHERE id IN (1, 2)").positions_added == 2
@@ -225,15 +231,16 @@ def test_a_store_that_goes_away_midway(s3_spark, store, tmp_path, monkeypatch):
 
 
 def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_path):
-    """The daemon with a Spark of its own: a catalog's key comes from a file, where there is none the default chain is
-    asked, by both sides. No secret is on a command line, or in a line of the log at debug.
+    """First syncs on a Spark of the daemon's own: a catalog's key comes from a file, where there is none the default
+    chain is asked, by both sides. No secret is on a command line, or in a line of the log at debug.
     """
     key, secret = store.new_user("of-file", "lake", "warehouse")
     chain_key, chain_secret = store.new_user("of-environment", "chain")
     store.client("s3").create_bucket(Bucket="chain")
-    for place in ("lake/daemon", "chain/t"):
-        s3_spark.sql(f"CREATE TABLE delta.`s3a://{place}` (id INT) USING delta {DV_TABLE}")
-        s3_spark.sql(f"INSERT INTO delta.`s3a://{place}` SELECT id FROM range(0, 10, 1, 1)")
+    places = {"own": "lake/daemon/a b+c%20", "chain": "chain/t"}
+    for place in places.values():
+        for statement in (CREATE, f"INSERT INTO {{t}} {ROWS}", "DELETE FROM {t} WHERE id % 10 = 3"):
+            s3_spark.sql(statement.replace("{t}", f"delta.`s3a://{place}`"))
     (tmp_path / "secret").write_text(f"{secret}\n")
     own = {"s3.access-key-id": key, "s3.secret-access-key": {"file": "secret"}}
     catalog = {"type": "sql", "uri": "sqlite:///catalog.db"}
@@ -249,8 +256,8 @@ def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_p
         "defaults": {"engine": "spark"},
         "spark": {"master": "local[1]", "conf": {**conf(), "spark.driver.memory": "1g"}},
         "tables": [
-            {"source": "s3://lake/daemon", "target": "sales.own", "catalog": "own"},
-            {"source": "s3a://chain/t", "target": "sales.chain", "catalog": "chain"},
+            {"source": f"s3://{places['own']}", "target": "sales.own", "catalog": "own"},
+            {"source": f"s3a://{places['chain']}", "target": "sales.chain", "catalog": "chain"},
         ],
     }
     (tmp_path / "config.yaml").write_text(json.dumps(configuration))
@@ -276,6 +283,11 @@ def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_p
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(30)
     assert [line for line in lines if "org.apache.spark" in line], "its Spark was not seen"
+    for name, place in places.items():
+        found = {**catalog, "uri": f"sqlite:///{tmp_path}/catalog.db", **store.properties}
+        with closing(load_catalog(name, **found)) as opened:
+            table = opened.load_table(f"sales.{name}")
+            assert_readers_agree(table, None, read_delta(s3_spark, f"s3a://{place}", table), place)
     text = output.read_text()
     assert "pipeline.said" in text, "Spark's own lines are in the log at debug level"
     for each in (secret, chain_secret):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from shutil import copytree, rmtree
 from typing import Any
@@ -19,8 +20,8 @@ from tests.kit.handmade import HandmadeTable
 from tests.kit.service import Service
 from tests.kit.writer import checkpoint as write_checkpoint
 
-# delta-rs gives names by chance.
-pytestmark = pytest.mark.live
+# Part of what is recorded.
+DELTA_RS = f"delta-rs {metadata.version('deltalake')}"
 CHECKPOINT = r"\d{20}\.checkpoint\..*parquet"
 
 
@@ -36,21 +37,72 @@ def rows(start: int, end: int) -> pa.Table:
     )
 
 
-class ByDeltaRs(Followed):
-    """A table that delta-rs changes; each change is one version."""
+# --- what delta-rs does: recorded like Spark's, as its names are by chance. The first argument is unused ---
 
-    def change(self, how: Callable[[DeltaTable], Any], **expected: Any) -> None:
+
+def append(_: None, folder: Path, delta_rs: str, start: int, end: int, columns: list[str] | None = None) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    write_deltalake(folder, rows(start, end), mode="append", partition_by=columns)
+
+
+def append_odd_values(_: None, folder: Path, delta_rs: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    found = pa.table({"id": [1, 2, 3], "größe x": ["", None, "x"], "n": pa.array([None, 1, 2], pa.int64())})
+    write_deltalake(folder, found, mode="append", partition_by=["größe x", "n"])
+
+
+def overwrite(_: None, folder: Path, delta_rs: str) -> None:
+    write_deltalake(folder, rows(200, 210), mode="overwrite", schema_mode="overwrite")
+
+
+def checkpoint(_: None, folder: Path, delta_rs: str) -> None:
+    DeltaTable(folder).create_checkpoint()
+
+
+def compact(_: None, folder: Path, delta_rs: str) -> None:
+    DeltaTable(folder).optimize.compact()
+
+
+def delete(_: None, folder: Path, delta_rs: str, predicate: str) -> None:
+    DeltaTable(folder).delete(predicate)
+
+
+def update(_: None, folder: Path, delta_rs: str, column: str, value: str, predicate: str) -> None:
+    DeltaTable(folder).update(updates={column: value}, predicate=predicate)
+
+
+def merge(_: None, folder: Path, delta_rs: str) -> None:
+    merger = DeltaTable(folder).merge(rows(70, 90), "s.id = t.id", source_alias="s", target_alias="t")
+    merger.when_matched_update_all().when_not_matched_insert_all().execute()
+
+
+def merge_by_part(_: None, folder: Path, delta_rs: str) -> None:
+    more = pa.table({"id": range(20, 30), "part": ["Zürich", "日本"] * 5})
+    merger = DeltaTable(folder).merge(more, "s.id = t.id", source_alias="s", target_alias="t")
+    merger.when_matched_delete().when_not_matched_insert_all().execute()
+
+
+def add_column(_: None, folder: Path, delta_rs: str) -> None:
+    DeltaTable(folder).alter.add_columns(Field("extra", PrimitiveType("integer")))
+
+
+def restore(_: None, folder: Path, delta_rs: str, version: int) -> None:
+    DeltaTable(folder).restore(version)
+
+
+class ByDeltaRs(Followed):
+    """A table that delta-rs changes."""
+
+    def do(self, change: Callable[..., None], *arguments: Any) -> None:
+        self.writer.do(change, self.source, DELTA_RS, *arguments)
+
+    def change(self, change: Callable[..., None], *arguments: Any, **expected: Any) -> None:
+        """One version, and what must hold after it."""
         before = self.version
-        how(DeltaTable(self.source))
+        self.do(change, *arguments)
         assert self.version == before + 1, "delta-rs made one version"
         assert not names(self, r"\.?\d{20}\.crc"), "delta-rs writes no checksum files, or this shows nothing"
         self.step(**expected)
-
-    def append(self, start: int, end: int) -> None:
-        self.append_again(rows(start, end))
-
-    def append_again(self, more: pa.Table) -> None:
-        self.change(lambda table: write_deltalake(table, more, mode="append"), operation="append")
 
 
 @pytest.mark.parametrize(
@@ -59,23 +111,20 @@ class ByDeltaRs(Followed):
 def test_delta_rs(service: Service, tmp_path: Path, partitioned: bool) -> None:
     """Every operation of delta-rs is followed, from a first sync over its checkpoint to deletions that Spark adds."""
     table = ByDeltaRs(service, tmp_path)
-    table.source.mkdir(parents=True)
-    write_deltalake(table.source, rows(0, 40), partition_by=["part"] if partitioned else None)
-    write_deltalake(table.source, rows(40, 60), mode="append")
-    DeltaTable(table.source).create_checkpoint()
+    table.do(append, 0, 40, ["part"] if partitioned else None)
+    table.do(append, 40, 60)
+    table.do(checkpoint)
     assert names(table, CHECKPOINT)
     table.step(operation="append")
 
-    table.append(60, 80)
-    table.change(lambda found: found.optimize.compact(), operation="replace")
-    table.change(lambda found: found.delete("id % 7 = 0"), operation="overwrite")
-    table.change(lambda found: found.update(updates={"name": "'new'"}, predicate="id % 10 = 3"), operation="overwrite")
-    table.change(lambda found: found.merge(rows(70, 90), "s.id = t.id", source_alias="s", target_alias="t")
-        .when_matched_update_all().when_not_matched_insert_all().execute())  # fmt: skip
-    table.change(lambda found: found.alter.add_columns(Field("extra", PrimitiveType("integer"))), snapshots=0)
-    table.change(lambda found: found.restore(2))
-    write_deltalake(table.source, rows(200, 210), mode="overwrite", schema_mode="overwrite")
-    table.step(operation="overwrite")
+    table.change(append, 60, 80, operation="append")
+    table.change(compact, operation="replace")
+    table.change(delete, "id % 7 = 0", operation="overwrite")
+    table.change(update, "name", "'new'", "id % 10 = 3", operation="overwrite")
+    table.change(merge)
+    table.change(add_column, snapshots=0)
+    table.change(restore, 2)
+    table.change(overwrite, operation="overwrite")
 
     table.step(f"ALTER TABLE {{t}} SET TBLPROPERTIES ({DV})", snapshots=0)
     table.step("DELETE FROM {t} WHERE id = 203", operation="delete")
@@ -83,24 +132,21 @@ def test_delta_rs(service: Service, tmp_path: Path, partitioned: bool) -> None:
 
 def test_delta_rs_after_spark(service: Service, tmp_path: Path) -> None:
     """delta-rs spells paths beyond ASCII otherwise than Spark: its removes have no effect on Spark's files in Delta."""
-    table = Followed(service, tmp_path, with_vectors=True)
+    table = ByDeltaRs(service, tmp_path, with_vectors=True)
     table.step(
         "CREATE TABLE {t} USING delta PARTITIONED BY (part) TBLPROPERTIES ('delta.enableDeletionVectors' = 'false') AS"
         " SELECT id, element_at(array('Zürich', 'São Paulo', '日本', 'plain'), CAST(id % 4 AS INT) + 1) AS part"
         " FROM range(0, 24, 1, 1)",
         operation="append",
     )
-    more = pa.table({"id": range(20, 30), "part": ["Zürich", "日本"] * 5})
-    changes: list[Callable[[DeltaTable], object]] = [
-        lambda found: found.delete("id % 3 = 0"),
-        lambda found: found.optimize.compact(),
-        lambda found: found.update(updates={"id": "id + 100"}, predicate="id % 5 = 0"),
-        lambda found: found.merge(more, "s.id = t.id", source_alias="s", target_alias="t")
-        .when_matched_delete().when_not_matched_insert_all().execute(),
-    ]  # fmt: skip
-    for change in changes:
-        change(DeltaTable(table.source))
-        table.step()
+    table.do(delete, "id % 3 = 0")
+    table.step()
+    table.do(compact)
+    table.step()
+    table.do(update, "id", "id + 100", "id % 5 = 0")
+    table.step()
+    table.do(merge_by_part)
+    table.step()
     assert len(table.truth(table.bench.iceberg()).rows) > 30, (
         "rows of Spark's files are there twice, or this shows nothing"
     )
@@ -112,27 +158,24 @@ def test_delta_rs_after_spark(service: Service, tmp_path: Path) -> None:
 def test_empty_and_null_partition_values(service: Service, tmp_path: Path) -> None:
     """Spark writes no empty ones; those of delta-rs it reads as empty strings, and those of numbers as null."""
     table = ByDeltaRs(service, tmp_path)
-    table.source.mkdir(parents=True)
-    found = pa.table({"id": [1, 2, 3], "größe x": ["", None, "x"], "n": pa.array([None, 1, 2], pa.int64())})
-    write_deltalake(table.source, found, partition_by=["größe x", "n"])
+    table.do(append_odd_values)
     table.step(operation="append")
     assert "" in {add["partitionValues"]["größe x"] for add in table.live_adds().values()}
-    table.append_again(found)
+    table.change(append_odd_values, operation="append")
 
 
 def test_a_replaced_log_whose_synced_commit_is_gone(service: Service, tmp_path: Path) -> None:
     """As from a backup with a checkpoint and what came after it: the same table, but with another history."""
     table, other = ByDeltaRs(service, tmp_path), tmp_path / "other"
-    table.source.mkdir(parents=True)
     for number in range(3):
-        write_deltalake(table.source, rows(10 * number, 10 * number + 10), mode="append")
+        table.do(append, 10 * number, 10 * number + 10)
     copytree(table.source, other)
-    write_deltalake(table.source, rows(30, 40), mode="append")
+    table.do(append, 30, 40)
     table.step(operation="append", spark=True)
     with table.held():
-        write_deltalake(other, rows(50, 60), mode="append")
-        DeltaTable(other).create_checkpoint()
-        write_deltalake(other, rows(60, 70), mode="append")
+        table.writer.do(append, other, DELTA_RS, 50, 60)
+        table.writer.do(checkpoint, other, DELTA_RS)
+        table.writer.do(append, other, DELTA_RS, 60, 70)
         for version in range(4):
             (other / "_delta_log" / f"{version:020d}.json").unlink()
         rmtree(table.source)
@@ -146,23 +189,22 @@ def test_a_replaced_log_whose_synced_commit_is_gone(service: Service, tmp_path: 
 def test_delta_rs_after_its_log_was_cut(service: Service, tmp_path: Path) -> None:
     """A log that delta-rs cleaned up behind its own checkpoint is the source of a first sync and of a comparison."""
     table = ByDeltaRs(service, tmp_path)
-    table.source.mkdir(parents=True)
     for number in range(5):
-        write_deltalake(table.source, rows(10 * number, 10 * number + 10), mode="append")
+        table.do(append, 10 * number, 10 * number + 10)
     table.live_adds()
     cut_by_delta_rs(table)
     table.step(operation="append")
     with table.held():
         for number in range(5, 8):
-            write_deltalake(table.source, rows(10 * number, 10 * number + 10), mode="append")
+            table.do(append, 10 * number, 10 * number + 10)
         table.live_adds()
         cut_by_delta_rs(table)
     assert table.sync_and_check("the cut log").snapshots == 1
-    table.append(80, 90)
+    table.change(append, 80, 90, operation="append")
 
 
-def cut_by_delta_rs(table: Followed) -> None:
-    DeltaTable(table.source).create_checkpoint()
+def cut_by_delta_rs(table: ByDeltaRs) -> None:
+    table.do(checkpoint)
     for version in range(table.version):
         (table.log_folder / f"{version:020d}.json").unlink(missing_ok=True)
 

@@ -118,18 +118,10 @@ def test_without_scripts_it_tells_how_far_each_table_is_and_what_is_wrong(page: 
 
 
 def test_a_link_leads_to_the_tables_page_and_back(page: Page, address: str):
-    """Its charts are drawn, its syncs and files are listed; the second link leads back."""
+    """Its syncs and files are listed; the second link leads back."""
     page.visit(address)
     page.wait_for_load(lambda: page.ask("document.querySelector('a[href=\"/tables/sales.orders\"]').click()"))
     assert page.ask("location.pathname") == "/tables/sales.orders"
-    drawn = page.ask("[...document.querySelectorAll('polyline')].map((line) => line.getBoundingClientRect().toJSON())")
-    assert len(drawn) == 4
-    for line in drawn:
-        assert line["width"] > 300 and line["height"] > 50
-    strips = page.ask("[...document.querySelectorAll('.strip')].map((strip) => strip.getBoundingClientRect().toJSON())")
-    assert len(strips) == 5
-    for strip in strips:
-        assert strip["width"] > 300 and 5 < strip["height"] < 30
     assert page.ask("document.querySelectorAll('tbody tr').length") == 30 + 3
     for told in (
         "4811 to 4812",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from daemon.spark.scan import MARKER, read_delta
 from tests.integration.test_histories import CREATE, PARTITIONED, rows
 from tests.kit.handmade import HandmadeTable
 from tests.kit.histories import TOUR, History, Step, steps
+from tests.kit.spark_process import conf_values
 
 SPLIT = "spark.sql.files.maxPartitionBytes"
 CODEGEN = {"spark.sql.codegen.wholeStage": "true", "spark.sql.codegen.factoryMode": "CODEGEN_ONLY"}
@@ -31,20 +33,9 @@ DV = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
 
 @pytest.fixture
 def conf(spark: SparkSession) -> Iterator[Any]:
-    """Sets settings of the session for one test."""
-    before: dict[str, str | None] = {}
-
-    def change(settings: dict[str, str]) -> None:
-        for key, value in settings.items():
-            before.setdefault(key, spark.conf.get(key, None))
-            spark.conf.set(key, value)
-
-    yield change
-    for key, value in before.items():
-        if value is None:
-            spark.conf.unset(key)
-        else:
-            spark.conf.set(key, value)
+    """Sets settings of the session for the rest of a test."""
+    with ExitStack() as changed:
+        yield lambda settings: changed.enter_context(conf_values(spark, settings))
 
 
 def counted(frame: DataFrame) -> Counter[str]:
@@ -162,7 +153,12 @@ def test_old_and_odd_files(spark: SparkSession, tmp_path: Path, conf: Any) -> No
 
 
 @pytest.mark.parametrize(
-    ("vectorized", "where"), [("true", "true"), ("true", "id BETWEEN 800 AND 3100"), ("false", "id > 800")]
+    ("vectorized", "where"),
+    [
+        pytest.param("true", "true", marks=pytest.mark.long),
+        ("true", "id BETWEEN 800 AND 3100"),
+        ("false", "id > 800"),
+    ],
 )
 def test_split_files(spark: SparkSession, tmp_path: Path, conf: Any, vectorized: str, where: str) -> None:
     """Rows keep their positions in files of several row groups that Spark splits, and where it skips row groups."""

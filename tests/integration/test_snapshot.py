@@ -10,6 +10,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import msgspec
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -18,6 +20,7 @@ from daemon.config.settings import SparkSettings
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.snapshot import replay
+from daemon.delta.table_state import TableState
 from daemon.delta.uri import name_file
 from daemon.errors import CorruptInput
 from daemon.pipeline.runner import Runner
@@ -25,7 +28,9 @@ from daemon.spark.answers import collect
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
 from daemon.store.storage import FileIOStorage
-from tests.integration.test_delta_log import DELTA, DV, TOP_LEVEL, V2, compact, confs, delta_log, without_checksums
+from tests.integration.test_delta_log import DELTA, DV, TOP_LEVEL, V2, compact, delta_log, is_read_compacted
+from tests.kit.broken_logs import append, healthy
+from tests.kit.writer import Writer, checkpoint, date_commits
 
 EVERY_4 = f"{DV}, 'delta.checkpointInterval' = '4'"
 ROWS = (
@@ -56,11 +61,29 @@ HISTORY = (
 )
 
 
+def log_of(folder: Path) -> DeltaLog:
+    return DeltaLog(FileIOStorage(), f"file://{folder}", SystemClock())
+
+
+def told_of(state: TableState) -> Any:
+    """All of a state but its files."""
+    fields = {name: getattr(state, name) for name in ("version", "timestamp_ms", "protocol", "metadata", "files")}
+    return json.loads(msgspec.json.encode(fields))
+
+
+def read_state(session: SparkSession, folder: Path, version: int | None) -> Any:
+    return told_of(read_table_state(session, log_of(folder), version))
+
+
+def read_files(session: SparkSession, folder: Path, version: int | None) -> pa.Table:
+    return collect(read_table_state(session, log_of(folder), version).frame)
+
+
 @dataclass
 class Written:
     """A Delta table that Spark writes."""
 
-    spark: SparkSession
+    writer: Writer
     source: Path
 
     @property
@@ -69,37 +92,27 @@ class Written:
 
     @property
     def log(self) -> DeltaLog:
-        return DeltaLog(FileIOStorage(), f"file://{self.source}", SystemClock())
+        return log_of(self.source)
 
     def create(self, properties: str) -> None:
         self.sql(f"CREATE TABLE {{t}} USING delta PARTITIONED BY (part) TBLPROPERTIES ({properties}) AS {rows(0, 40)}")
 
     def sql(self, *statements: str) -> None:
         for statement in statements:
-            self.spark.sql(statement.replace("{t}", f"delta.`{self.source}`"))
+            self.writer.sql(statement, self.source)
 
     def names(self, pattern: str) -> list[str]:
         return sorted(path.name for path in self.log_folder.iterdir() if re.fullmatch(pattern, path.name))
 
-    def segment(self, version: int | None = None) -> LogSegment:
-        return load_log_segment(FileIOStorage(), self.log, version)
-
     def assert_as_delta(self, version: int | None = None) -> LogSegment:
         """The state at `version`, or the newest, is the same; the files that it was replayed from."""
-        # As the daemon's pipeline does for each of its threads.
-        jvm: Any = self.spark._jvm
-        jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(self.spark._jsparkSession)
-        delta_log(self.spark, self.source)
-        segment = self.segment(version)
+        date_commits(self.source)
+        segment = load_log_segment(FileIOStorage(), self.log, version)
         replayed = replay(FileIOStorage(), self.log, segment)
         assert replayed
-        told = read_table_state(self.spark, self.log, version)
-        assert replayed.version == told.version
-        assert replayed.timestamp_ms == told.timestamp_ms
-        assert replayed.protocol == told.protocol
-        assert replayed.metadata == told.metadata
-        location = self.log.location
-        assert comparable(replayed.rows.to_pylist()) == comparable(collect(told.frame).to_pylist(), location)
+        assert told_of(replayed) == self.writer.do(read_state, self.source, version)
+        files = self.writer.do(read_files, self.source, version)
+        assert comparable(replayed.rows.to_pylist()) == comparable(files.to_pylist(), self.log.location)
         return segment
 
 
@@ -151,11 +164,11 @@ def _with_moments(values: dict[str, Any]) -> dict[str, Any]:
     ids=["classic", "multi-part", "v2-parquet", "v2-json", "without-vectors"],
 )
 def test_every_kind_of_log(
-    spark: SparkSession, tmp_path: Path, properties: str, conf: dict[str, str], checkpoint: str
+    writer: Writer, tmp_path: Path, properties: str, conf: dict[str, str], checkpoint: str
 ) -> None:
     """At each version: on, before and after checkpoints, after RESTORE and OPTIMIZE, with odd partition values."""
-    table = Written(spark, tmp_path / "t")
-    with confs(spark, conf):
+    table = Written(writer, tmp_path / "t")
+    with writer.confs(conf):
         table.create(properties)
         table.sql(*HISTORY)
     assert {int(name[:20]) for name in table.names(checkpoint)} >= {4, 8}
@@ -167,9 +180,9 @@ def test_every_kind_of_log(
         assert (segment.checkpoint is None) == (version < 4)
 
 
-def test_compacted_logs(spark: SparkSession, tmp_path: Path) -> None:
+def test_compacted_logs(writer: Writer, tmp_path: Path) -> None:
     """Log compaction files are read in place of commits, where Delta reads them."""
-    table = Written(spark, tmp_path / "t")
+    table = Written(writer, tmp_path / "t")
     table.create(f"{DV}, 'delta.checkpointInterval' = '100'")
     # RESTORE writes a checkpoint of its own.
     table.sql(*HISTORY[:5], *HISTORY[6:])
@@ -177,15 +190,15 @@ def test_compacted_logs(spark: SparkSession, tmp_path: Path) -> None:
     compact(table, 5, 8)  # type: ignore[arg-type]
     segment = table.assert_as_delta()
     assert [file.to_version for file in segment.commits if file.is_compacted] == [3, 8]
-    assert "compacted" in delta_log(spark, table.source).unsafeVolatileSnapshot().logSegment().deltas().mkString(",")
+    assert writer.do(is_read_compacted, table.source)
     table.assert_as_delta(8)
     table.assert_as_delta(7)
 
 
 @pytest.mark.parametrize("as_struct", ["true", "false"])
-def test_statistics_that_are_no_json(spark: SparkSession, tmp_path: Path, as_struct: str) -> None:
+def test_statistics_that_are_no_json(writer: Writer, tmp_path: Path, as_struct: str) -> None:
     """Checkpoints with statistics as a struct only, or with none."""
-    table = Written(spark, tmp_path / "t")
+    table = Written(writer, tmp_path / "t")
     table.create(
         f"{EVERY_4}, 'delta.checkpoint.writeStatsAsJson' = 'false',"
         f" 'delta.checkpoint.writeStatsAsStruct' = '{as_struct}'"
@@ -194,21 +207,22 @@ def test_statistics_that_are_no_json(spark: SparkSession, tmp_path: Path, as_str
     table.assert_as_delta()
 
 
-def test_shallow_clones(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.live  # their logs have absolute paths
+def test_shallow_clones(writer: Writer, tmp_path: Path) -> None:
     """Their paths are absolute, in commits and in checkpoints."""
-    source, clone = Written(spark, tmp_path / "source folder"), Written(spark, tmp_path / "clone")
+    source, clone = Written(writer, tmp_path / "source folder"), Written(writer, tmp_path / "clone")
     source.create(EVERY_4)
     clone.sql(f"CREATE TABLE {{t}} SHALLOW CLONE delta.`{source.source}`", *HISTORY[:1])
     clone.assert_as_delta()
-    delta_log(spark, clone.source).checkpoint()
+    writer.do(checkpoint, clone.source)
     clone.sql(*HISTORY[1:4])
     segment = clone.assert_as_delta()
     assert segment.checkpoint is not None
 
 
-def test_logs_that_were_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
+def test_logs_that_were_cleaned_up(writer: Writer, tmp_path: Path) -> None:
     """The state comes from the checkpoint when older commits are gone."""
-    table = Written(spark, tmp_path / "t")
+    table = Written(writer, tmp_path / "t")
     table.create(EVERY_4)
     table.sql(*HISTORY[:5])
     for version in range(4):
@@ -221,19 +235,16 @@ def test_logs_that_were_cleaned_up(spark: SparkSession, tmp_path: Path) -> None:
 
 def test_a_log_that_only_delta_can_read(spark: SparkSession, tmp_path: Path) -> None:
     """dvsync alone refuses a damaged checkpoint. With `auto`, Delta goes on from the older one."""
-    table = Written(spark, tmp_path / "t")
-    table.create(DV)
-    for number in (3, 7):
-        table.sql(f"DELETE FROM {{t}} WHERE id = {number}")
-        delta_log(spark, table.source).checkpoint()
-    file = table.log_folder / f"{2:020d}.checkpoint.parquet"
+    table = healthy(tmp_path / "t")
+    delta_log(spark, table.folder).checkpoint()
+    newest = append(table, deleted=[2])
+    delta_log(spark, table.folder).checkpoint()
+    file = table.folder / "_delta_log" / f"{newest:020d}.checkpoint.parquet"
     file.write_bytes(file.read_bytes()[:-20])
-    # With a checksum file, Delta reads the checkpoint too late to go back to the older one.
-    without_checksums(table.source)
-    pipeline = SparkPipeline(SparkSettings())
+    pipeline, log = SparkPipeline(SparkSettings()), log_of(table.folder)
     alone, helped = Runner(pipeline, "local"), Runner(pipeline, "auto")
     with pytest.raises(CorruptInput, match="the checkpoint cannot be read"):
-        alone.open_state(table.log, FileIOStorage()).__enter__()
-    with helped.open_state(table.log, FileIOStorage()) as state:
+        alone.open_state(log, FileIOStorage()).__enter__()
+    with helped.open_state(log, FileIOStorage()) as state:
         dvs = [add.deletion_vector for add in state.read_adds() if add.deletion_vector]
-        assert (state.version, sum(dv.cardinality for dv in dvs)) == (2, 2)
+        assert (state.version, sum(dv.cardinality for dv in dvs)) == (newest, 2)

@@ -16,36 +16,35 @@ import pytest
 from daemon.errors import PipelineAway
 from daemon.spark.jvm import NICENESS
 from tests.integration.test_delta_log import EVERY_3, create, cut, rows, without_checksums
+from tests.kit.broken_logs import healthy
 from tests.kit.follow import Followed
-from tests.kit.readers import assert_readers_agree, assert_same_rows, read_duckdb, rows_of
-from tests.kit.service import FAILURES, SYNC_MAX_S, InProcess, Served, Service
+from tests.kit.handmade import HandmadeTable
+from tests.kit.readers import assert_readers_agree, assert_same_rows, read_duckdb
+from tests.kit.service import FAILURES, SYNC_MAX_S, Served, Service
 from tests.kit.spark_process import SparkProcess
-from tests.kit.writer import Writer
+from tests.kit.writer import Writer, checkpoint
 
-# Its tables are copied: no archive has their folders.
-pytestmark = pytest.mark.live
-TABLES = 12
+TABLES = 6
 
 
 @pytest.fixture(scope="module")
-def checkpointed(spark_process: SparkProcess, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def checkpointed(spark_process: SparkProcess, tmp_path_factory: pytest.TempPathFactory) -> HandmadeTable:
     """A table at version 4 with deletion vectors, whose log begins at a checkpoint and has no checksum file."""
-    table = Followed(InProcess(Writer(spark_process)), tmp_path_factory.mktemp("checkpointed"))
-    table.sql(create())
-    for number in range(4):
-        table.sql(f"DELETE FROM {{t}} WHERE id % 7 = {number}")
-    cut(table, before=3)
-    without_checksums(table.source)
-    table.bench.close()
-    return table.source
+    table = healthy(tmp_path_factory.mktemp("checkpointed") / "t")
+    spark_process(checkpoint, table.folder)
+    for version in range(table.version):
+        table.commit_path(version).unlink()
+    table.commit(table.delete({path: [0] for path in table.live}))
+    assert not list(table.folder.glob("_delta_log/0*.crc"))
+    return table
 
 
-def copied(checkpointed: Path, folder: Path, number: int) -> Path:
-    return Path(shutil.copytree(checkpointed, folder / f"lake{number}" / "t"))
+def copied(checkpointed: HandmadeTable, folder: Path, number: int) -> Path:
+    return Path(shutil.copytree(checkpointed.folder, folder / f"lake{number}" / "t"))
 
 
-def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed: Path) -> None:
-    """A dozen tables with a checkpoint and without checksum files are synced at the first try, several at a time."""
+def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed: HandmadeTable) -> None:
+    """Tables with a checkpoint and without checksum files are synced at the first try, several at a time."""
     sources = [copied(checkpointed, tmp_path, number) for number in range(TABLES)]
     tables = [
         service.serve(tmp_path / f"bench{number}", f"file://{source}", engine="spark" if number % 2 else None)
@@ -55,11 +54,9 @@ def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed
     for table in tables:
         assert table.sync().operation == "first sync"
     assert not failures(service)
-    iceberg = tables[0].iceberg()
-    expected = rows_of(service.writer.delta(checkpointed), iceberg.schema().fields)
-    assert_readers_agree(iceberg, service.writer.spark, expected)
-    for table in tables[1:]:
-        assert_shown(service, checkpointed, table)
+    for table in tables:
+        assert_shown(checkpointed, table)
+    assert_readers_agree(tables[0].iceberg(), service.writer.spark, checkpointed.live_rows())
 
 
 def test_every_use_of_spark(service: Service, tmp_path: Path) -> None:
@@ -94,7 +91,7 @@ def own_service(writer: Writer, tmp_path: Path) -> Iterator[Service]:
 
 
 @pytest.mark.long
-def test_a_session_that_idled_out(own_service: Service, tmp_path: Path, checkpointed: Path) -> None:
+def test_a_session_that_idled_out(own_service: Service, tmp_path: Path, checkpointed: HandmadeTable) -> None:
     """A session without work ends with its JVM; the next table that needs Spark gets a new one."""
     serve(own_service, tmp_path, checkpointed, 0).sync()
     own_service.daemon.told("pipeline.idled", wait_s=90)
@@ -102,10 +99,10 @@ def test_a_session_that_idled_out(own_service: Service, tmp_path: Path, checkpoi
     second = serve(own_service, tmp_path, checkpointed, 1)
     assert second.sync().snapshots == 1
     assert not failures(own_service)
-    assert_shown(own_service, checkpointed, second)
+    assert_shown(checkpointed, second)
 
 
-def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkpointed: Path) -> None:
+def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkpointed: HandmadeTable) -> None:
     """A JVM that was killed while idle is replaced unnoticed."""
     first = serve(service, tmp_path, checkpointed, 0)
     first.sync()
@@ -114,10 +111,10 @@ def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkp
     jvm.kill()
     assert first.sync(full=True).snapshots == 1
     assert not failures(service)
-    assert_shown(service, checkpointed, first)
+    assert_shown(checkpointed, first)
 
 
-def test_a_session_that_died_at_work(service: Service, tmp_path: Path, checkpointed: Path) -> None:
+def test_a_session_that_died_at_work(service: Service, tmp_path: Path, checkpointed: HandmadeTable) -> None:
     """A JVM that is killed in the middle of a first sync is named as Spark's trouble, and the sync is tried again."""
     table = serve(service, tmp_path, checkpointed, 0)
     hint = tmp_path / "lake0" / "t" / "_delta_log" / "_last_checkpoint"
@@ -129,7 +126,7 @@ def test_a_session_that_died_at_work(service: Service, tmp_path: Path, checkpoin
         with pytest.raises(PipelineAway, match="the Spark session died"):
             table.sync()
     assert table.sync().operation == "first sync"
-    assert_shown(service, checkpointed, table)
+    assert_shown(checkpointed, table)
 
 
 @contextmanager
@@ -160,13 +157,10 @@ def failures(service: Service) -> list[dict[str, Any]]:
     return [line for line in service.daemon.lines if line["event"] in FAILURES]
 
 
-def assert_shown(service: Service, checkpointed: Path, table: Served) -> None:
-    iceberg = table.iceberg()
-    assert_same_rows(
-        read_duckdb(iceberg), rows_of(service.writer.delta(checkpointed), iceberg.schema().fields), "DuckDB", table.name
-    )
+def assert_shown(checkpointed: HandmadeTable, table: Served) -> None:
+    assert_same_rows(read_duckdb(table.iceberg()), checkpointed.live_rows(), "DuckDB", table.name)
 
 
-def serve(service: Service, folder: Path, checkpointed: Path, number: int) -> Served:
+def serve(service: Service, folder: Path, checkpointed: HandmadeTable, number: int) -> Served:
     source = f"file://{copied(checkpointed, folder, number)}"
     return service.serve(folder / f"bench{number}", source, engine="spark")

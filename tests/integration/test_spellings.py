@@ -26,8 +26,9 @@ from daemon.spark.answers import collect
 from daemon.spark.table_state import Name, check_certain, read_names, read_table_state
 from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
-from tests.integration.test_delta_log import DELTA, confs, delta_log
+from tests.integration.test_delta_log import DELTA, delta_log
 from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.spark_process import conf_values
 
 T = TypeVar("T")
 Action = dict[str, Any]
@@ -182,7 +183,7 @@ def are_equal_in_java(spark: SparkSession, paths: set[str]) -> bool:
 
 def live_in_delta(spark: SparkSession, table: HandmadeTable, partitions: int) -> dict[str, list[LogicalFile]]:
     """The live logical files by path, as Delta replays the log in so many partitions."""
-    with confs(spark, {f"{DELTA}.snapshotPartitions": str(partitions)}):
+    with conf_values(spark, {f"{DELTA}.snapshotPartitions": str(partitions)}):
         snapshot = delta_log(spark, table.folder).unsafeVolatileSnapshot()
         columns = ("path", "deletionVector.pathOrInlineDv AS dv")
         rows = collect(DataFrame(snapshot.allFiles().toDF(), spark).selectExpr(*columns)).to_pylist()
@@ -213,7 +214,7 @@ def test_what_spark_reads_is_refused_as_well(
     table.commit([{"remove": {"path": f"{table.location}/{path}", **remove}}, {"add": {**add, "path": "%C3%A9"}}])
     table.commit([{"remove": {"path": "%c3%a9", **remove}}])
     with (
-        confs(spark, {f"{DELTA}.snapshotPartitions": "23"}),
+        conf_values(spark, {f"{DELTA}.snapshotPartitions": "23"}),
         pytest.raises(FileLiveTwice, match=r"/é spelled %c3%a9, .* and its add is spelled %C3%A9, "),
     ):
         bench.sync()

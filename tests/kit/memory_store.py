@@ -14,8 +14,6 @@ from msgspec.structs import replace
 
 from state.cursor import advance_cursor, join_commits
 from state.records import (
-    HOUR_MS,
-    ORPHANED_HOURS_MAX,
     CommitIdentity,
     DeleteFileRecord,
     Deletions,
@@ -25,13 +23,11 @@ from state.records import (
     Intent,
     Lease,
     LiveFile,
-    OrphanedHour,
     OrphanReason,
     Outcome,
     PartitionCount,
     Pause,
     ProofRecord,
-    Sample,
     ServingFile,
     SyncRun,
     TableCounts,
@@ -60,7 +56,6 @@ class _Table:
     written: dict[tuple[bool, str], WrittenFile] = field(default_factory=dict)
     intents: dict[tuple[bool, str], int] = field(default_factory=dict)
     runs: list[SyncRun] = field(default_factory=list)
-    samples: list[Sample] = field(default_factory=list)
     recent_commits: tuple[CommitIdentity, ...] = ()
 
     def find_written(self, kind: FileKind, path: str) -> WrittenFile | None:
@@ -532,11 +527,6 @@ class MemoryStateStore:
                 written=table.count_written(),
             )
 
-    def find_worst_files(self, table_id: int, *, files_max: int) -> tuple[LiveFile, ...]:
-        with self._lock:
-            deleted = [file for file in self._tables[table_id].data_files.values() if _deleted(file)]
-        return tuple(sorted(deleted, key=lambda file: (-_deleted(file) / file.record_count, file.path))[:files_max])
-
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
         with self._lock:
             table = self._tables[table_id]
@@ -551,10 +541,9 @@ class MemoryStateStore:
                 for key, files in partitions.items()
                 if any(map(_deleted, files))
             ]
-            hours = Counter(
-                file.since_ms - file.since_ms % HOUR_MS
-                for file in table.written.values()
-                if file.status is FileStatus.ORPHANED
+            deleted = sorted(
+                filter(_deleted, table.data_files.values()),
+                key=lambda file: (-_deleted(file) / file.record_count, file.path),
             )
             since_ms = {path: file.since_ms for (is_delete, path), file in table.written.items() if is_delete}
             serving = [
@@ -566,10 +555,9 @@ class MemoryStateStore:
                 VectorCount(kind, len(each), sum(dv.size_in_bytes for dv in each), sum(dv.cardinality for dv in each))
                 for kind, each in sorted(vectors.items())
             ),
-            files=self.find_worst_files(table_id, files_max=rows_max),
+            files=tuple(deleted[:rows_max]),
             partitions=tuple(sorted(counted, key=_worst_partition_first)[:rows_max]),
             delete_files=tuple(sorted(serving, key=lambda each: (-each.positions, each.path))[:rows_max]),
-            orphaned=tuple(OrphanedHour(*each) for each in sorted(hours.items())[-ORPHANED_HOURS_MAX:]),
         )
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
@@ -619,20 +607,6 @@ class MemoryStateStore:
                     and _deleted(table.data_files[path]) >= deleted_share * table.data_files[path].record_count
                 )
             )
-
-    def record_samples(self, samples: Mapping[int, Sample], *, before_ms: int) -> None:
-        with self._lock:
-            newest_ms = min((sample.at_ms for sample in samples.values()), default=None)
-            if newest_ms is None:
-                return
-            for table in self._tables.values():
-                table.samples = [sample for sample in table.samples if before_ms <= sample.at_ms < newest_ms]
-            for table_id in samples.keys() & self._tables.keys():
-                self._tables[table_id].samples.append(samples[table_id])
-
-    def list_samples(self, table_id: int, *, after_ms: int) -> list[Sample]:
-        with self._lock:
-            return [sample for sample in self._tables[table_id].samples if sample.at_ms > after_ms]
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         with self._lock:

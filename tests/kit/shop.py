@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from math import sin
-
 from msgspec.structs import replace
 
 from daemon.config.settings import TableSettings
 from daemon.status.board import Board
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import FileDeletions
-from state import FileKind, FileStatus, Pause, Sample, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import FileKind, FileStatus, Pause, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
 NOW_MS = 1_796_040_000_000
@@ -127,7 +124,7 @@ def make_board(*, said: str = "", tables: int = len(TABLES)) -> Board:
         )
         board.show(each.name, seen)
         if version is not None:
-            _live_a_day(board, number, each.name, version, age_s or 0)
+            _show_syncs(board, number, each.name, version)
     for number in range(len(TABLES), tables):
         _add_shop(board, number)
     return board
@@ -151,41 +148,26 @@ def _add_shop(board: Board, number: int) -> None:
     counts = _counts(40 + number % 300, 90_000 * number, 311 * number, number % 80, number % 30)
     newest = None if syncs else version
     board.show(name, Observation(record, counts, newest, syncing=syncs, polled_at_s=None if syncs else 0.0))
-    _live_a_day(board, number, name, version, 0)
+    _show_syncs(board, number, name, version)
 
 
-def _live_a_day(board: Board, number: int, name: str, version: int, age_s: int) -> None:
-    timeline = board.timeline(name)
-    for minute in range(0, MINUTES, 5):
-        to_end = MINUTES - minute
-        busy = max(0.0, sin((minute + 170 * number) / 95)) ** 6 * (20 + 14 * number)
-        lag = max(busy + (minute * 37 % 11) / 4, age_s - 60.0 * to_end)
-        deleted = 200_000 + 520 * minute - 310_000 * (minute // 480)
-        timeline.add_sample(Sample(NOW_MS - to_end * 60_000, lag, deleted, minute % 300 // 5, minute % 90))
-    timeline.show_worst_files(
-        [
-            FileDeletions(
-                f"s3://lake/{name.replace('.', '/')}/part-0000{file}-6a1f0c9e-c000.snappy.parquet",
-                2_000_000,
-                700_000 - 140_000 * file,
-                tuple(max(0.0, sin((part + 20 * file) / 9)) ** 2 for part in range(72)),
+def _show_syncs(board: Board, number: int, name: str, version: int) -> None:
+    board.add_runs(
+        name,
+        (
+            SyncRun(
+                number,
+                NOW_MS - (30 - back) * 9_000,
+                40 + back * 13 % 90,
+                "advanced",
+                version - 30 + back,
+                version - 29 + back,
+                data_files_added=back % 4,
+                data_files_removed=back % 3,
+                delete_files_added=back % 7,
+                positions_added=back * 331 % 4_000,
+                operation=("WRITE", "MERGE", "DELETE", "OPTIMIZE")[back % 4],
             )
-            for file in range(5)
-        ]
-    )
-    timeline.add_runs(
-        SyncRun(
-            number,
-            NOW_MS - (30 - back) * 9_000,
-            40 + back * 13 % 90,
-            "advanced",
-            version - 30 + back,
-            version - 29 + back,
-            data_files_added=back % 4,
-            data_files_removed=back % 3,
-            delete_files_added=back % 7,
-            positions_added=back * 331 % 4_000,
-            operation=("WRITE", "MERGE", "DELETE", "OPTIMIZE")[back % 4],
-        )
-        for back in range(30)
+            for back in range(30)
+        ),
     )

@@ -6,6 +6,7 @@ Here Spark runs them; `archive.py` has writers that record what it did, and that
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from daemon.delta.log import COMMIT_FILE
 from tests.kit.spark_process import SparkProcess
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# When version 0 was committed, and each other one a second after its predecessor: see `date_commits`.
+COMMITTED_S = 1_577_836_800
 FILE_COLUMN, POSITION_COLUMN = "_test_file", "_test_position"
 
 
@@ -62,6 +66,14 @@ class Writer:
         """The test has passed so far."""
         while self.at_end:
             self.at_end.pop()()
+
+
+def date_commits(folder: Path) -> None:
+    """Delta goes by the times of commit files, which no archive has: give them times that are always the same."""
+    for path in (folder / "_delta_log").iterdir():
+        if COMMIT_FILE.fullmatch(path.name):
+            committed_s = COMMITTED_S + int(path.stem)
+            os.utime(path, (committed_s, committed_s))
 
 
 def run_sql(session: SparkSession, statement: str, folder: Path) -> None:

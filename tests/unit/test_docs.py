@@ -7,13 +7,13 @@ from importlib.metadata import version
 from pathlib import Path
 
 from daemon import errors
-from daemon.config.keys import render_keys
 from daemon.delta.features import FEATURES
 from daemon.doctor.diagnosis import VECTOR_READERS
 from daemon.observe import log
 from daemon.spark.jars import ICEBERG_JAR
 from daemon.status.activity import AMOUNTS
 from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN
+from tests.kit.keys import render_keys
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("docs", "docs/decisions", "examples", "benchmarks")

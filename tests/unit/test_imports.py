@@ -49,7 +49,6 @@ EXCLUSIVE = {
     "uvicorn": ("daemon/web/",),
     "jinja2": ("daemon/web/",),
     "obstore": ("daemon/store/object_store.py",),
-    "matplotlib": ("daemon/cli/pictures.py",),
     "typer": ("daemon/cli/",),
 }
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext/"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import dataclass
 from gzip import BadGzipFile
 from threading import Lock
 from time import monotonic
-from uuid import UUID
 
+from cachetools import LRUCache
 from pyiceberg.io import InputFile
 from pyiceberg.schema import Schema
 from pyiceberg.serializers import FromInputFile
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import MetadataLogEntry, Snapshot, SnapshotLogEntry
 from pyiceberg.typedef import UTF8
 
@@ -26,31 +25,20 @@ CHECK_INTERVAL_S = 60.0
 
 # Estimated bytes in memory. The values for snapshots and columns were measured; METADATA_BYTES is a guess for the rest.
 SNAPSHOT_BYTES, COLUMN_BYTES, METADATA_BYTES = 6000, 1200, 20_000
-# What an entry needs besides its packed metadata.
-PACKED_BYTES = 1000
 
 
 @dataclass
 class _Entry:
-    """Metadata in the file at `place`, which was there at `checked_s` of the monotonic clock.
-
-    If it is packed, it is compressed JSON.
-    """
+    """Metadata in the file at `place`, which was there at `checked_s` of the monotonic clock."""
 
     place: str
-    kept: TableMetadata | bytes
-    size_bytes: int
+    metadata: TableMetadata
     checked_s: float
 
     @property
-    def metadata(self) -> TableMetadata:
-        if isinstance(self.kept, bytes):
-            return TableMetadataUtil.parse_raw(zlib.decompress(self.kept).decode())
-        return self.kept
-
-    def packed(self) -> _Entry:
-        packed = zlib.compress(self.metadata.model_dump_json().encode(), level=1)
-        return _Entry(self.place, packed, len(packed) + PACKED_BYTES, self.checked_s)
+    def size_bytes(self) -> int:
+        columns = self.metadata.last_column_id * len(self.metadata.schemas)
+        return METADATA_BYTES + SNAPSHOT_BYTES * len(self.metadata.snapshots) + COLUMN_BYTES * columns
 
     def is_there(self, input_file: InputFile) -> bool:
         """Return whether the file still exists: if somebody removed it, the table is broken for everyone else."""
@@ -63,53 +51,31 @@ class _Entry:
 
 
 class KnownMetadata:
-    """A cache of the newest metadata of each table that this process wrote or read.
+    """A cache of the newest metadata that this process wrote or read in each folder, which is a table's own.
 
-    Where memory is short, the oldest entries are packed, and when all but the newest are, the oldest are dropped. A
-    commit reads the metadata twice; with many snapshots that took most of its time. The cache is safe: metadata
+    A commit reads the metadata twice; with many snapshots that took most of its time. The cache is safe: metadata
     objects are immutable, and a metadata file's unique name is written once.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
-        # The entries by table uuid, those of them that are not packed, and the uuids by the path of the metadata file.
-        self._by_table: dict[UUID, _Entry] = {}
-        self._unpacked: dict[UUID, _Entry] = {}
-        self._tables: dict[str, UUID] = {}
+        self._by_folder: LRUCache[str, _Entry] = LRUCache(max_bytes, getsizeof=lambda entry: entry.size_bytes)
         self._lock = Lock()
 
     def add(self, place: str, metadata: TableMetadata) -> None:
+        folder, entry = _folder_of(place), _Entry(place, metadata, monotonic())
         with self._lock:
-            self._forget(metadata.table_uuid)
-            columns = metadata.last_column_id * len(metadata.schemas)
-            size = METADATA_BYTES + SNAPSHOT_BYTES * len(metadata.snapshots) + COLUMN_BYTES * columns
-            entry = _Entry(place, metadata, size, monotonic())
-            self._by_table[metadata.table_uuid] = self._unpacked[metadata.table_uuid] = entry
-            self._tables[place] = metadata.table_uuid
-            self._bytes += size
-            while self._bytes > self._max_bytes:
-                if len(self._unpacked) > 1:
-                    self._pack(next(iter(self._unpacked)))
-                else:
-                    self._forget(next(iter(self._by_table)))
+            self._by_folder.pop(folder, None)
+            if entry.size_bytes <= self._by_folder.maxsize:
+                self._by_folder[folder] = entry
 
     def find(self, place: str) -> _Entry | None:
         with self._lock:
-            table = self._tables.get(place)
-            return None if table is None else self._by_table[table]
+            entry: _Entry | None = self._by_folder.get(_folder_of(place))
+        return entry if entry and entry.place == place else None
 
-    def _pack(self, table: UUID) -> None:
-        entry = self._unpacked.pop(table)
-        packed = self._by_table[table] = entry.packed()
-        self._bytes += packed.size_bytes - entry.size_bytes
 
-    def _forget(self, table: UUID) -> None:
-        if table in self._by_table:
-            entry = self._by_table.pop(table)
-            self._unpacked.pop(table, None)
-            del self._tables[entry.place]
-            self._bytes -= entry.size_bytes
+def _folder_of(place: str) -> str:
+    return place.rpartition("/")[0]
 
 
 known_metadata = KnownMetadata(KNOWN_METADATA_MAX_BYTES)

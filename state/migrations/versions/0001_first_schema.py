@@ -146,18 +146,6 @@ def upgrade() -> None:
     )
     _index("sync_runs", "table_id", "started_at_ms")
 
-    op.create_table(
-        "samples",
-        _points_at("tables", "table_id", of="samples", ondelete="CASCADE"),
-        sa.Column("at_ms", sa.BigInteger(), autoincrement=False, nullable=False),
-        sa.Column("lag_seconds", sa.Float()),
-        sa.Column("deleted_positions", sa.BigInteger()),
-        sa.Column("delete_files", sa.BigInteger()),
-        sa.Column("orphans", sa.BigInteger()),
-        sa.PrimaryKeyConstraint("table_id", "at_ms", name="pk_samples"),
-        sqlite_with_rowid=False,
-    )
-
 
 def _row_number() -> sa.types.TypeEngine[int]:
     return sa.BigInteger().with_variant(sa.Integer(), "sqlite")

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from daemon.config.keys import render_keys
 from daemon.config.load import load_settings
 from daemon.config.settings import (
     DefaultsSettings,
@@ -15,6 +14,7 @@ from daemon.config.settings import (
 )
 from daemon.errors import ConfigInvalid
 from daemon.iceberg.catalogs import Catalogs, with_auth
+from tests.kit.keys import render_keys
 
 ONE_CATALOG = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
 SHIPPED = Path(__file__).parents[3] / "config.yaml"

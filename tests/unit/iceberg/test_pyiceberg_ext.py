@@ -94,13 +94,13 @@ def set_property(table: Table, value: str) -> None:
     commit_updates(table, (SetPropertiesUpdate(updates={"p": value}),), (), lambda _: None)
 
 
-# The sizes: one table unpacked beside two packed ones, only packed ones beside the newest, and not even the newest.
-@pytest.mark.parametrize(("max_bytes", "read"), [(METADATA_BYTES + 6000, 0), (METADATA_BYTES + 3500, 1), (9_000, 3)])
+# The sizes of three tables, of two, and of less than one.
+@pytest.mark.parametrize(("tables_max", "read"), [(3.5, 0), (2.5, 1), (0.5, 3)])
 def test_a_bounded_size_is_remembered(
-    catalog: SqlCatalog, reads: list[str], monkeypatch, max_bytes: int, read: int
+    catalog: SqlCatalog, reads: list[str], monkeypatch, tables_max: float, read: int
 ) -> None:
-    """The tables that were committed to longest ago are packed first, and then read from their files again."""
-    monkeypatch.setattr(metadata_cache, "known_metadata", KnownMetadata(max_bytes))
+    """The tables that were committed to longest ago are read from their files again."""
+    monkeypatch.setattr(metadata_cache, "known_metadata", KnownMetadata(round(tables_max * METADATA_BYTES)))
     tables = [catalog.create_table(("n", name), pa.schema([("id", pa.int64())])) for name in ("a", "b", "c")]
     for table in tables:
         for value in ("1", "2", "3"):
@@ -111,18 +111,6 @@ def test_a_bounded_size_is_remembered(
         assert again.metadata == on_disk(again.metadata_location)
         assert again.properties["p"] == "3"
     assert reads == [table.metadata_location for table in reversed(tables[:read])]
-
-
-@pytest.mark.parametrize("version", [2, 3])
-def test_packed_metadata_is_the_same(tmp_path: Path, version: int) -> None:
-    bench = Bench(tmp_path / "bench", f"file://{tmp_path}/lake", table_options={"format_version": version})
-    *_, iceberg = follow(tmp_path / "lake", bench, seed=5, commits=12)
-    assert (iceberg.metadata.format_version, len(iceberg.metadata.snapshots) > 5) == (version, True)
-    entry = metadata_cache.known_metadata.find(iceberg.metadata_location)
-    assert entry is not None
-    packed = entry.packed()
-    assert packed.metadata == iceberg.metadata == on_disk(iceberg.metadata_location)
-    assert packed.size_bytes < entry.size_bytes / 5
 
 
 def test_what_was_not_committed_is_not_remembered(catalog: SqlCatalog, reads: list[str]) -> None:

@@ -45,7 +45,6 @@ from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.fleet import Fleet
 from daemon.status.board import MaintenanceCounts
 from daemon.status.table_status import AccountCounts, SyncState, TableStatus
-from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state import FileKind, FileStatus, Outcome, Pause, StateUnavailable, SyncRun, TableError, WrittenFile
 from tests.kit.boards import board_of
@@ -680,7 +679,7 @@ class Running:
         cycle = TableCycle(table, follower, observer, store=store, clock=clock, random=Random(1))
         self.fleet._cycles[cycle.name] = cycle
         maintainer = self.maintainers[cycle.name]
-        job = MaintenanceJob(cycle, maintainer, find_worst_files=list, board=self.board, clock=clock)
+        job = MaintenanceJob(cycle, maintainer, board=self.board, clock=clock)
         self.scheduler.add(cycle, job, VerifyJob(cycle, context=None))
 
     def __enter__(self) -> Running:
@@ -1010,7 +1009,6 @@ class FakeMaintainer:
         self.fails: Exception | None = None
         self.gate: Event | None = None
         self.entered = Event()
-        self.is_news = True
 
     def run(self, stop: Event) -> Round:
         self.rounds += 1
@@ -1021,21 +1019,12 @@ class FakeMaintainer:
         if self.fails:
             raise self.fails
         cleanup = Cleanup(removed=[WrittenFile("m", FileKind.MANIFEST, FileStatus.ORPHANED, 1, size_bytes=70)])
-        return Round(Compaction(2, 9, 2, 1), Expiry(expired=(1, 2, 3)), cleanup, is_news=self.is_news)
+        return Round(Compaction(2, 9, 2, 1), Expiry(expired=(1, 2, 3)), cleanup)
 
 
-def job_of(
-    bench: Bench, find_worst_files: Callable[[], list[FileDeletions]] = list
-) -> tuple[MaintenanceJob, FakeMaintainer]:
+def job_of(bench: Bench) -> tuple[MaintenanceJob, FakeMaintainer]:
     maintainer = FakeMaintainer()
-    job = MaintenanceJob(
-        bench.cycle,
-        maintainer,
-        find_worst_files=find_worst_files,
-        board=bench.board,
-        clock=bench.clock,
-    )
-    return job, maintainer
+    return MaintenanceJob(bench.cycle, maintainer, board=bench.board, clock=bench.clock), maintainer
 
 
 def test_a_round_of_maintenance_is_counted_and_told(bench):
@@ -1067,27 +1056,6 @@ def test_a_failed_round_leaves_the_table_in_step(bench, fails, kind):
     assert (bench.status.state, bench.status.error) == (SyncState.SYNCED, None)
     (line,) = told
     assert (line["event"], line["kind"], bool(line["hint"])) == ("maintenance.failed", kind, True)
-
-
-def test_the_worst_files_are_shown_after_a_round_with_news(bench):
-    """Those of the last round stay while nothing changes, or if they cannot be read."""
-    found = [FileDeletions("a", 10, 1, (0.1,))]
-    job, maintainer = job_of(bench, find_worst_files=lambda: list(found))
-    bench.poll()
-    timeline = bench.board.timeline("orders")
-    job.run(Event())
-    assert timeline.worst_files() == found[:1]
-    found.insert(0, FileDeletions("b", 10, 9, (0.9,)))
-    maintainer.is_news = False
-    job.run(Event())
-    assert timeline.worst_files() == found[1:]
-    maintainer.is_news = True
-    job.run(Event())
-    assert timeline.worst_files() == found
-    failing, _ = job_of(bench, find_worst_files=mock.Mock(side_effect=away()))
-    failing.run(Event())
-    assert timeline.worst_files() == found
-    assert bench.board.maintenance()["orders"].failures == 0
 
 
 def test_a_parked_table_is_not_maintained(bench):

@@ -24,7 +24,6 @@ from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
 from daemon.status.board import Topic, Unready
 from daemon.status.table_status import AccountCounts, Observation
-from daemon.status.timeline import FileDeletions
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, Api
 from daemon.web.guard import guard
@@ -36,7 +35,6 @@ from state import (
     FileStatus,
     Pause,
     ProofRecord,
-    Sample,
     SyncRun,
     TableCounts,
     TableError,
@@ -316,46 +314,18 @@ def test_a_state_database_that_a_table_could_not_write_makes_the_daemon_unready(
     assert reasons(server) == ["the state database cannot be used: the disk is full"]
 
 
-def test_one_table_has_its_last_syncs_and_its_day(server):
-    """The newest sync first, the ends of a line without changes, and 404 for a table that nobody knows."""
+def test_one_table_has_its_last_syncs(server):
+    """The newest first, no more than fifty, and 404 for a table that nobody knows."""
     server.board.show("orders", IN_STEP)
-    timeline = server.board.timeline("orders")
-    timeline.add_runs(SyncRun(1, NOW_MS + number, 40, "advanced", to_version=number) for number in range(60))
-    for _ in range(5):
-        server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
-        server.board.beat()
-        server.clock.time_s += 45
-    server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
+    runs = (SyncRun(1, NOW_MS + number, 40, "advanced", to_version=number) for number in range(60))
+    server.board.add_runs("orders", runs)
     status, body = server.ask("/api/tables/orders")
     assert (status, body["status"]["name"]) == (200, "orders")
     assert [run["to_version"] for run in body["runs"]] == list(range(59, 9, -1))
-    assert [(sample["lag_seconds"], sample["deleted_positions"]) for sample in body["day"]] == 2 * [(0.0, 10)]
-    assert {(sample["delete_files"], sample["orphans"]) for sample in body["day"]} == {
-        (body["status"]["live_delete_files"], body["status"]["orphans_waiting"])
-    }
     assert (body["runs"][0]["started_at"], body["runs"][0]["duration_seconds"]) == ("2023-11-14T22:13:20.059Z", 0.04)
-    assert body["day"][0]["at"] == "2023-11-14T22:13:20.000Z"
-    assert not [
-        key for part in (*body["runs"], *body["day"]) for key in part if key == "table_id" or key.endswith("_ms")
-    ]
+    assert not [key for run in body["runs"] for key in run if key == "table_id" or key.endswith("_ms")]
     assert body["read"]["DuckDB"] == "SELECT * FROM iceberg_scan('file:///wh/m.json')"
     assert server.ask("/api/tables/nobody") == (404, {"error": "no such table"})
-
-
-def test_the_page_draws_the_worst_files(server):
-    """A strip for each, with a mark at the place of each part that has deletions, and none without a known vector."""
-    server.board.show("orders", IN_STEP)
-    assert "no maintenance round has checked yet" in page_of(server, "/tables/orders")[1]
-    files = [FileDeletions("s3://b/<a>.parquet", 1_000, 30, (0.0, 0.5, 0.0, 1.0)), FileDeletions("c", 9, 1, ())]
-    server.board.timeline("orders").show_worst_files(files)
-    text = page_of(server, "/tables/orders")[1]
-    assert "s3://b/&lt;a&gt;.parquet" in text and "30 of 1,000 rows deleted" in text
-    strips = re.findall(r'<svg class="strip" viewBox="0 0 (\d+) 1"', text)
-    assert strips == ["4"]
-    assert re.findall(r'<rect x="(\d)" width="1" height="1" opacity="([\d.]+)"', text) == [("1", "0.60"), ("3", "1.00")]
-    assert [file["path"] for file in server.ask("/api/tables/orders")[1]["worst_files"]] == ["s3://b/<a>.parquet", "c"]
-    for title in ("Behind", "Deleted rows", "Delete files", "Orphans that wait for cleanup"):
-        assert f"<b>{title}</b>" in text
 
 
 def test_the_page_tells_state_error_and_hint(server):
@@ -373,11 +343,12 @@ def test_the_page_tells_state_error_and_hint(server):
     assert page_of(server, "/tables/%3Cnobody%3E")[0] == 404
 
 
-def test_a_tables_page_draws_its_day_and_lists_its_files(server):
-    """Four charts once there are two points, the syncs with their counts, files by kind with bytes and age."""
-    server.board.show("orders", IN_STEP)
-    assert "Nothing to draw yet" in page_of(server, "/tables/orders")[1]
-    server.board.timeline("orders").add_runs(
+def test_a_tables_page_lists_its_syncs_and_files(server):
+    """The syncs with their counts, files by kind with bytes and age."""
+    server.clock.time_s = 180
+    server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
+    server.board.add_runs(
+        "orders",
         [
             SyncRun(
                 1,
@@ -391,14 +362,9 @@ def test_a_tables_page_draws_its_day_and_lists_its_files(server):
                 positions_added=4567,
                 operation="MERGE",
             )
-        ]
+        ],
     )
-    for _ in range(3):
-        server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
-        server.board.beat()
-        server.clock.time_s += 60
     text = page_of(server, "/tables/orders")[1]
-    assert text.count("<polyline") == 4
     for told in (
         "6 to 7",
         "1 min 21 s",
@@ -456,7 +422,7 @@ def test_a_sync_after_a_restart_shows_the_last_error_as_the_last(server):
 
 
 def show_many(server: Server, numbers: range) -> None:
-    """Tables in step, each tenth behind, and table 77 parked; with a full day of samples."""
+    """Tables in step, each tenth behind, and table 77 parked."""
     for number in numbers:
         name = f"shop.t{number:03}"
         server.board.add(table(name))
@@ -466,9 +432,6 @@ def show_many(server: Server, numbers: range) -> None:
         behind_since_ms = NOW_MS - number * 100 if number % 10 == 0 else None
         seen = replace(IN_STEP, record=record, source_version=8 if number % 10 == 0 else 7)
         server.board.show(name, replace(seen, behind_since_ms=behind_since_ms))
-        for minute in range(24 * 60):
-            sample = Sample(NOW_MS - (1440 - minute) * 60_000, minute * number % 977 / 7, 10)
-            server.board.timeline(name).add_sample(sample)
 
 
 def listed(server: Server, query: str = "") -> list[str]:
@@ -536,7 +499,7 @@ def test_the_refreshing_can_be_stopped(many):
 
 
 def test_three_hundred_tables_are_quick_and_short(many):
-    """With a full day of each: less than 150 ms, and less than 200 kB, also if none of them is ready."""
+    """Less than 150 ms, and less than 200 kB, also if none of them is ready."""
     for path in ("/", "/tables/shop.t077"):
         page_of(many, path)
         took_s = []
@@ -560,19 +523,6 @@ def test_three_hundred_tables_are_quick_and_short(many):
         assert "300 tables</a>" in text and text.count("cannot be listed") == 5 and "295 more" in text
     finally:
         failing.web.stop()
-
-
-def test_a_chart_has_a_gap_where_no_daemon_ran(server):
-    """Points of an earlier process are ten minutes apart, and joined; a night without one is not drawn over."""
-    minutes = [*range(-1200, -900, 10), *range(-60, 0)]
-    server.board.timeline("orders").restore(
-        Sample(NOW_MS + minute * 60_000, 5.0 - minute, 1, 2, 3) for minute in minutes
-    )
-    text = page_of(server, "/tables/orders")[1]
-    assert (text.count("<polyline"), text.count("<polygon")) == (8, 8)
-    assert [len(points.split()) for points in re.findall('<polyline points="([^"]*)"', text)][:2] == [30, 60]
-    # In the list, whose points are half an hour apart, too.
-    assert page_of(server, "/")[1].count("<polyline") == 2
 
 
 def test_the_foot_says_which_process_since_when_and_as_of_when(server):
@@ -700,19 +650,6 @@ def test_connections_without_a_request_are_bounded(server):
         # Both ends are this process's.
         assert open_files() - before <= 4 * WAITING_MAX + 20
         assert server.ask("/livez")[0] == 200
-
-
-def test_the_page_of_a_day_is_no_longer_than_that_of_an_hour(server):
-    """A line in the list has a point for each half hour, whose worst minute it shows; the table's own page has all."""
-    for minute in range(24 * 60):
-        lag_s = 500.0 if minute == 700 else 1.0 + minute % 2
-        server.board.timeline("orders").add_sample(Sample(NOW_MS + minute * 60_000, lag_s, 10))
-    with urlopen(server.web.url + "/", timeout=10) as answer:
-        page = answer.read().decode()
-    (points,) = re.findall(r'<polyline points="([^"]*)"', page)
-    assert 47 <= len(points.split()) <= 49
-    assert 'aria-label="at most 8 min 20 s"' in page
-    assert len(server.ask("/api/tables/orders")[1]["day"]) == 24 * 60
 
 
 def test_without_a_token_the_verbs_are_off(server):

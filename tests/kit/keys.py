@@ -1,6 +1,6 @@
 """A reference of all configuration keys in Markdown, made from the settings' descriptions.
 
-`dvsync config keys` prints it, and `make docs` puts it into docs/configuration.md.
+`make docs` prints it into docs/configuration.md.
 """
 
 from __future__ import annotations
@@ -131,3 +131,7 @@ def _with_unit(value: float, units: tuple[tuple[int, str], ...], smallest: int, 
         if value >= size and value % size == 0:
             return f"{value / size:g}{word}"
     return f"{value * smallest:g}{unit}"
+
+
+if __name__ == "__main__":
+    print(render_keys(), end="")
