@@ -72,7 +72,7 @@ class SparkSettings(_Frozen):
     master: str = Field(
         "local[*]",
         min_length=1,
-        description=("Spark master: local[N], or [a cluster](scaling.md#on-a-cluster): spark://…, k8s://… or yarn."),
+        description="Spark master: local[N], or [a cluster](scaling.md#on-a-cluster): spark://…, k8s://… or yarn.",
     )
     conf: Properties = Field(default_factory=dict, description="Any Spark settings.")
 
@@ -253,7 +253,7 @@ class DefaultsSettings(_TableOptions):
 
 class TableSettings(_TableOptions):
     source: Location = Field(
-        description=("Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones."),
+        description="Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones."
     )
     exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = Field(
         (),
