@@ -46,7 +46,7 @@ check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; n
 
 test: setup ## lint and packages beside the tests, with Spark and all readers: half an hour on two cores
 	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
-	@echo "Polars and PyIceberg as readers; about half an hour on two cores. What failed is told again at the end."
+	@echo "Polars and PyIceberg as readers; about half an hour on two cores. Failures are listed again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
 test-long: setup ## more variants of tests, more random inputs, and Spark writes the recorded histories again

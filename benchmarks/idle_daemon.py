@@ -30,7 +30,7 @@ from daemon.sync.news import UNFINISHED_COMMIT_MAX_S
 from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
 
 TARGET_CPU_PERCENT = 2
-TARGET_MB = 150
+TARGET_MB = 200
 START_MAX_S = 60
 SETTLE_S = 10
 

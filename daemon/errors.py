@@ -142,7 +142,7 @@ class StateMismatch(ResyncNeeded):
 
 
 class ReplacementNeeded(ResyncNeeded):
-    """Committing a difference cannot repair the Iceberg table (it shows a file twice, say): it is written anew."""
+    """Committing a difference cannot repair the Iceberg table (it shows a file twice, say): it is rewritten."""
 
 
 class TargetChanged(SyncError):

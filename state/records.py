@@ -306,9 +306,9 @@ class ProofRecord(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A person's wish that a table is not synced. Without `until_ms`, only a person ends it.
+    """A person's request that a table is not synced. Without `until_ms`, only a person ends it.
 
-    `by` says where the wish came from, as far as it is known.
+    `by` says where the request came from, as far as known.
     """
 
     since_ms: int

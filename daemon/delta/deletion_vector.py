@@ -141,7 +141,7 @@ class Vector(msgspec.Struct, frozen=True):
         return not former.issubset(present)
 
     def portable_frame(self) -> memoryview:
-        """The frame in the portable form, which Puffin files have too. Only the native form is written anew."""
+        """The frame in the portable form, which Puffin files have too. Only the native form is rewritten."""
         if self.frame[_MAGIC] == MAGIC_PORTABLE_BYTES:
             return self.frame
         return frame_bytes(encode_positions(as_bitmap(self.positions())))

@@ -110,7 +110,7 @@ def fold_identity(path: str, identity: Identity) -> Identity:
 
 
 def describe(identity: Identity) -> str:
-    """Tell the spelling and the deletion vector of a file whose path is told already."""
+    """Name the spelling and the deletion vector of a file whose path is named already."""
     uri, dv_unique_id = identity
     spelled = f"spelled {uri}" if uri else "in its usual spelling"
     return f"{spelled}, with {f'the deletion vector {dv_unique_id}' if dv_unique_id else 'no deletion vector'}"
@@ -126,7 +126,7 @@ def _split(path: str) -> tuple[str | None, str | None, str, str | None, str | No
 def _canonical(table_location: str, path: str) -> str:
     """Return the URI that Delta compares: that of Hadoop's `new Path(new URI(path))`.
 
-    If it is absolute without a scheme, Hadoop decodes it, and escapes it anew with the scheme of the file system.
+    If it is absolute without a scheme, Hadoop decodes it, and escapes it again with the scheme of the file system.
     """
     scheme, authority, inner, query, fragment = _split(path)
     normalized = _normalize(inner)
@@ -137,7 +137,7 @@ def _canonical(table_location: str, path: str) -> str:
         inner = _escape(re.sub("/+", "/", unquote(normalized)).rstrip("/"))
         normalized = _normalize(inner)
     if normalized != inner and authority == "//":
-        authority = None  # Java makes the text anew, without an empty authority.
+        authority = None  # Java makes a new text, without an empty authority.
     prefix = f"{scheme}:" if scheme is not None else ""
     return f"{prefix}{authority or ''}{normalized}{query or ''}{fragment or ''}"
 

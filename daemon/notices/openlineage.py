@@ -102,7 +102,7 @@ def dataset_name(location: str) -> tuple[str, str]:
 
 def _field(field: NestedField, place: int | None = None) -> Field:
     inner = _fields_within(field.field_type)
-    # A nested type is told by its fields; its whole text would grow with each level.
+    # A nested type has its fields; its whole text would grow with each level.
     kind = type(field.field_type).__name__.removesuffix("Type").lower() if inner else str(field.field_type)
     return Field(name=field.name, type=kind, description=field.doc, ordinal_position=place, fields=inner)
 

@@ -33,7 +33,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class CycleResult:
-    """What one cycle came to. The next one begins after `delay_s`; None leaves that to the table's poll interval."""
+    """The result of one cycle. The next one begins after `delay_s`; None leaves that to the table's poll interval."""
 
     delay_s: float | None = None
     result: SyncResult | None = None

@@ -53,7 +53,7 @@ class Observer:
             self._seen = replace(self._seen, source_version=failed)
 
     def recount(self) -> None:
-        """The table's files have changed: count them anew when the table is in step next. From any thread."""
+        """The table's files have changed: count them again when the table is in step next. From any thread."""
         self._counts_due = True
 
     def restart_silence(self) -> None:

@@ -212,7 +212,7 @@ class Scheduler:
         with self._at_work(cycle.name) as may_work:
             current = self._cycles.get(cycle.name)
             if not may_work or current is not cycle:
-                # It waited for a thread while the table was removed, or set up anew: the new job could not begin.
+                # It waited for a thread while the table was removed, or set up again: the new job could not begin.
                 if current:
                     self.wake(cycle.name)
                 return
@@ -251,7 +251,7 @@ class Scheduler:
         """Run a job of a table beside its polls."""
         with self._at_work(job_id) as may_work:
             with self._lock:
-                # The table may have been set up anew while this job waited in the queue.
+                # The table may have been set up again while this job waited in the queue.
                 is_current = self._cycles.get(job.name) is job.cycle
                 leaving = self._leaving.get(job.name)
                 if is_current:
@@ -298,7 +298,7 @@ class Scheduler:
             job.modify(next_run_time=datetime.now(UTC) + timedelta(seconds=left_s))
 
     def _follow_the_clock(self) -> None:
-        """Give every job its time anew when the wall clock jumps: APScheduler would wait for the old time."""
+        """Give every job a new time when the wall clock jumps: APScheduler would wait for the old time."""
         offset_s = self._wall_offset_s()
         while not self._stopping.wait(CLOCK_CHECK_INTERVAL_S):
             self._threads.go_on()

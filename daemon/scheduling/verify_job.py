@@ -91,7 +91,7 @@ class VerifyJob:
             }
         )
         after = context.find_record()
-        # A person may have verified the table, or a resync have written it anew.
+        # A person may have verified the table, or a resync have rewritten it.
         if after is None or after.resync_wanted or after.proof != last:
             return
         failure = self._failure(proof)

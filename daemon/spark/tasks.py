@@ -28,7 +28,7 @@ ANSWERS = pa.schema([pa.field("value", pa.binary()), pa.field("error", pa.binary
 
 @dataclass(frozen=True)
 class Answers(Iterable[T]):
-    """The values that tasks returned, in order. Each is on the disk until it is unpickled, anew for each iteration."""
+    """The values that tasks returned, in order. Each is on the disk until it is unpickled, again for each iteration."""
 
     pickled: pa.ChunkedArray
 

@@ -99,7 +99,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     `checked_at` is when the running daemon last knew whether Delta has a newer version; if that is too long ago for a
     table in step, its lag is unknown. `orphan_bytes` is the sum of the known sizes. A table that is gone has its last
     `catalog`. `format_version` is that of the Iceberg table now; after a changed setting, the next sync changes it.
-    With `resync_wanted`, the next sync writes the whole table anew. `verify_error` is why the running daemon's last
+    With `resync_wanted`, the next sync rewrites the whole table. `verify_error` is why the running daemon's last
     verification compared nothing; null if it did, or if the table has an `error`.
     """
 

@@ -42,7 +42,7 @@ def publish(context: TableContext, shown: Shown, result: SyncResult, started_ms:
 
 
 def announce_created_again(context: TableContext, record: TableRecord) -> None:
-    """Log and announce that the catalog had lost the Iceberg table of `record`, which was made anew."""
+    """Log and notify that the catalog had lost the Iceberg table of `record`, which was created again."""
     if record.metadata_location is None:
         return
     target, before, here = record.target, record.catalog, context.settings.catalog
@@ -59,7 +59,7 @@ def announce_created_again(context: TableContext, record: TableRecord) -> None:
 
 
 def announce_replaced_source(context: TableContext, before: TableRecord, record: TableRecord) -> None:
-    """Log and announce that another Delta table is at the source than the one of `before`."""
+    """Log and notify that another Delta table is at the source than the one of `before`."""
     if before.delta_table_id in (None, record.delta_table_id):
         return
     text = (
@@ -72,7 +72,7 @@ def announce_replaced_source(context: TableContext, before: TableRecord, record:
 
 
 def announce_schema_change(context: TableContext, before: Layout, shown: Shown) -> None:
-    """Log and announce the columns that differ from those of `before`, which readers may have relied on."""
+    """Log and notify the columns that differ from those of `before`, which readers may have relied on."""
     changes, record, clock = describe_changes(before, layout_of(shown.table)), shown.record, context.clock
     if changes:
         _log.warning(events.SCHEMA_CHANGED, version=record.synced_version, changes=changes)

@@ -79,7 +79,7 @@ class TableContext:
     Without a `writer`, other dvsyncs are ignored. A thread holds `committing` while it commits to the Iceberg table.
     `in_step` is set once this process has seen that the state store has all files that Iceberg shows.
     `in_work` has the intents on which this process still works without holding `committing`; `end_intents` skips them.
-    `observe_step` receives a step's name and its seconds, `announce` what people should be told of the table,
+    `observe_step` receives a step's name and its seconds, `announce` gets the notices of the table,
     `publish` each commit to the Iceberg table that shows a version.
     """
 

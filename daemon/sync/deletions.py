@@ -81,7 +81,7 @@ def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> S
 def _write(context: TableContext, transaction: Transaction, plan: SyncPlan) -> SyncPlan:
     """Write the delete files of `plan`. Returns it with the results.
 
-    If an older deletion vector is gone or damaged, all deletions of its data file are written anew. This is normal:
+    If an older deletion vector is gone or damaged, all deletions of its data file are rewritten. This is normal:
     Delta no longer needs the older vector, and VACUUM removes it.
     """
     try:

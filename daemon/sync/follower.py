@@ -103,7 +103,7 @@ class Follower:
     ) -> SyncResult:
         """Run one bounded cycle. Raises a `SyncError` that names the table; the versions shown before it stay recorded.
 
-        `full` writes the Iceberg table anew from Delta's whole newest state instead of following the log. While
+        `full` rewrites the Iceberg table from Delta's whole newest state instead of following the log. While
         `others_wait`, the available versions may share a snapshot.
         """
         is_in_doubt = self._news.begin_sync()
@@ -230,7 +230,7 @@ class Follower:
     def _replace(
         self, record: TableRecord, table: Table, reason: str, *, is_wanted: bool = False
     ) -> tuple[Shown, SyncResult]:
-        """Write the whole table anew from Delta's state, without relying on the table or the state store."""
+        """Rewrite the whole table from Delta's state, without relying on the table or the state store."""
         before = layout_of(table)
         shown, result = self._show_whole("resync", record, table, is_wanted=is_wanted)
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)

@@ -22,7 +22,7 @@ OLDER_ICEBERG = "the catalog's answer is older"
 def seconds_seen(context: TableContext, record: TableRecord, what: str) -> float:
     """Return for how long `what` has been seen at each sync of the table; 0 the first time."""
     now_ms, wait = context.clock.now_ms(), record.wait
-    # A clock that was set back begins anew.
+    # A clock that was set back begins again.
     if wait is None or wait.what != what or wait.since_ms > now_ms:
         wait = Wait(what, now_ms)
         context.store.record_wait(record.id, wait)

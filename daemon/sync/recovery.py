@@ -278,7 +278,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     """Rebuild the state store from Iceberg's manifests and Delta's state at the version that they show.
 
     If the two differ, the record gets `must_compare`. If a file's deletions differ, its deletion vector is recorded as
-    unknown. The comparison then writes its deletions anew, so that none is lost or applied twice.
+    unknown. The comparison then rewrites its deletions, so that none is lost or applied twice.
 
     Example: Iceberg shows `a`, `b` and `c`, with two deleted rows in `a` and one in `b`. In Delta the vector of `a` has
     two rows, and that of `b` has three. `a` gets Delta's vector, `b` an unknown one, `c` none; states must be compared.
@@ -498,7 +498,7 @@ def _check_row_ids(table: Table, state: TableState) -> None:
 
     Delta does so when it stops tracking row ids and begins again, of which the newest state says nothing.
 
-    Example: `a` has the first row id 0 in Iceberg, and 40 in Delta: the table is written anew. `b` is only in one.
+    Example: `a` has the first row id 0 in Iceberg, and 40 in Delta: the table is rewritten. `b` is only in one.
     """
     snapshot = table.current_snapshot()
     assert snapshot is not None, "what is shown has a snapshot"

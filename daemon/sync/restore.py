@@ -1,7 +1,7 @@
 """Repairs a table whose current metadata file is damaged or gone, for example after a power cut.
 
 The contents of a readable metadata file are written to the path that the catalog's entry names. If no metadata file of
-the table can be read any more, the entry is dropped, and a first sync makes the table anew.
+the table can be read any more, the entry is dropped, and a first sync makes the table again.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def resume(store: TableStore, table: TableSettings) -> bool:
 
 
 def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
-    """Make the next sync write the table anew from Delta's state, even if it is parked, but not before a pause ends.
+    """Make the next sync rewrite the table from Delta's state, even if it is parked, but not before a pause ends.
 
     Returns what happens next. Raises ConfigInvalid, StateUnavailable.
     """

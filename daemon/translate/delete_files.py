@@ -21,7 +21,7 @@ from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping
 FILE_PATH_ID = 2147483546
 POS_ID = 2147483545
 
-# Stands for a deletion vector that a rebuild could not identify. The next sync writes all deletions of the file anew.
+# Stands for a deletion vector that a rebuild could not identify. The next sync rewrites all deletions of the file.
 UNKNOWN_DV = DeletionVectorDescriptor("?", "", 0, 0)
 
 

@@ -425,8 +425,8 @@ class _Translation:
                 columns = " and ".join(".".join((*path, each)) for each in (other, name))
                 raise CorruptInput(
                     f"columns {columns} have one name, because Delta ignores case: Delta on Spark refuses the table",
-                    hint="Rename or drop one of them with the program that wrote the metaData action; dvsync then goes "
-                    "on by itself.",
+                    hint="Rename or drop one of them with the program that wrote the metaData action; dvsync then "
+                    "continues by itself.",
                 )
             first[name.lower()] = name
         before = _Before.of(previous)

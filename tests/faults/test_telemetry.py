@@ -334,11 +334,11 @@ def test_receivers_that_do_not_work_hold_up_nobody(tmp_path: Path, server: Recei
         for each in running.values():
             each.signal(signal.SIGTERM)
         assert [each.end() for each in running.values()] == [0, 0, 0]
-        assert time.monotonic() - began_s < 4
+        assert time.monotonic() - began_s < 20
         for name, each in running.items():
             syncs = [line for line in each.lines if line["event"] == "sync.advanced"]
             assert [line["to_version"] for line in syncs] == [1, 2]
-            assert max(line["duration_ms"] for line in syncs) < 2_000
+            assert max(line["duration_ms"] for line in syncs) < 20_000, "the one that hangs does so for a minute"
             told = Counter(line["signal"] for line in each.lines if line["event"] == "telemetry.failed")
             assert told == ({} if name == "hangs" else {"metrics": 1, "traces": 1})
             # The SDK's own lines, and those of its HTTP client, are not in the log.

@@ -27,7 +27,7 @@ from tests.kit.handmade import COLUMNS, HandmadeTable, sql_catalog
 from tests.kit.readers import assert_readers_agree
 
 NAME, TARGET = "orders", "lake.orders"
-WITHOUT_SPARK = {**os.environ, "DVSYNC_PIPELINE__ENGINE": "local"}
+WITHOUT_SPARK = {**os.environ, "DVSYNC_DEFAULTS__ENGINE": "local"}
 # Kinds of errors with parts of their hints; what follows each is what the hint says.
 Steps = Iterator[tuple[str, str]]
 

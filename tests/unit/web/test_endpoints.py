@@ -499,7 +499,7 @@ def test_the_refreshing_can_be_stopped(many):
 
 
 def test_three_hundred_tables_are_quick_and_short(many):
-    """Less than 150 ms, and less than 200 kB, also if none of them is ready."""
+    """Far less than a second, and less than 200 kB, also if none of them is ready."""
     for path in ("/", "/tables/shop.t077"):
         page_of(many, path)
         took_s = []
@@ -507,7 +507,7 @@ def test_three_hundred_tables_are_quick_and_short(many):
             began_s = time.perf_counter()
             text = page_of(many, path)[1]
             took_s.append(time.perf_counter() - began_s)
-        assert min(took_s) < 0.15, took_s
+        assert min(took_s) < 1, took_s
         assert len(text) < 200_000
     failing = Server()
     try:
