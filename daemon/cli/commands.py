@@ -13,7 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from daemon.cli.examination import doctor, inspect, show, snapshots, verify
@@ -30,6 +29,7 @@ from daemon.cli.invocation import (
     log_to_stderr,
     reported_errors,
     say,
+    say_found,
     seconds,
 )
 from daemon.cli.maintenance import cleanup, compact, expire
@@ -208,7 +208,7 @@ def status(
         raise typer.Exit
     lines, found = find()
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+        say_found(found, (), as_json=True)
     else:
         print_statuses(console, found, lines, wide=wide)
     raise typer.Exit(1 if any(status.error for status in found) else 0)
@@ -262,10 +262,7 @@ def history(
             if not is_valid:
                 load(context, config)  # Raises: the table's entry may be the faulty one.
             raise
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode([run_status(run) for run in runs]), indent=2))
-    else:
-        say("\n".join(run_lines(runs)))
+    say_found([run_status(run) for run in runs], run_lines(runs), as_json=as_json)
 
 
 @app.command()

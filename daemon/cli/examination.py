@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
-import msgspec
 import typer
 
 from daemon.cli.invocation import (
@@ -18,6 +17,7 @@ from daemon.cli.invocation import (
     load_with_found,
     reported_errors,
     say,
+    say_found,
 )
 from daemon.config.settings import TableSettings
 from daemon.errors import SyncError
@@ -69,10 +69,8 @@ def doctor(
             if not as_json:
                 say("\n".join(lines))
     lake = summarize(examined)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(lake), indent=2))
-    elif len(examined) != 1:
-        say("\n".join(summary_lines(lake)))
+    if as_json or len(examined) != 1:
+        say_found(lake, summary_lines(lake), as_json=as_json)
     raise typer.Exit(0 if lake.is_followed else 1)
 
 
@@ -124,7 +122,7 @@ def verify(
                 if not as_json:
                     say("\n".join(proof_lines(table.name, proof)))
     if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(results), indent=2))
+        say_found(results, (), as_json=True)
     raise typer.Exit(1 if failed else 0)
 
 
@@ -148,10 +146,7 @@ def show(
         settings = load_with_found(context, config, [table])
         with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
             shown = show_table(opened.settings.name, iceberg)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(shown), indent=2))
-    else:
-        say("\n".join(table_lines(shown)))
+    say_found(shown, table_lines(shown), as_json=as_json)
 
 
 def snapshots(
@@ -189,10 +184,8 @@ def snapshots(
             if at_ms is not None:
                 choice = choose_by_time(iceberg, opened.log, at_ms)
             found = list_snapshots(iceberg)
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(choice or found[:limit]), indent=2))
-    else:
-        say("\n".join(choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))))
+    lines = choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))
+    say_found(choice or found[:limit], lines, as_json=as_json)
     raise typer.Exit(1 if choice and choice.snapshot is None else 0)
 
 
@@ -227,7 +220,4 @@ def inspect(
             else:
                 found = inspect_table(opened, iceberg, rows_max=limit)
                 lines = table_lines(found, now_ms=opened.clock.now_ms())
-    if as_json:
-        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
-    else:
-        say("\n".join(lines))
+    say_found(found, lines, as_json=as_json)

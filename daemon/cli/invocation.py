@@ -5,11 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
+import msgspec
 import typer
 
 from daemon.config.redaction import SECRET_KEY, find_secrets
@@ -126,6 +127,14 @@ def log_to_stderr(log: LogSettings | None = None, *, has_verdicts: bool = False)
 def say(text: str) -> None:
     """Print a text that may contain names and values of a Delta table."""
     typer.echo(printable(text, keep="\n"))
+
+
+def say_found(found: object, lines: Iterable[str], *, as_json: bool) -> None:
+    """Print what was found, as JSON or in `lines` for people."""
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2))
+    else:
+        say("\n".join(lines))
 
 
 @contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from datetime import datetime
 from itertools import pairwise
 
 import msgspec
@@ -46,15 +45,6 @@ class ShownSnapshot(msgspec.Struct, frozen=True):
     delta_operation: str | None = None
     delete_files: int | None = None
     deleted_positions: int | None = None
-
-    @property
-    def lag_s(self) -> float | None:
-        """Seconds from Delta's commit to the snapshot; None if dvsync did not commit it."""
-        if self.delta_timestamp is None:
-            return None
-        return (
-            datetime.fromisoformat(self.committed_at) - datetime.fromisoformat(self.delta_timestamp)
-        ).total_seconds()
 
 
 class Choice(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 `FAULTS=SEED` makes one call in five fail of what dvsync stands on; `CLOCK_FILE` names a file with the seconds that the
 wall clock is ahead of the machine's, which may change while the daemon runs. `CONSTANTS` is JSON of values by the name
-of a constant: `{"daemon.status.board.SAMPLE_INTERVAL_S": 0.5}`.
+of a constant: `{"daemon.service.assembly.LEASE_S": 2.0}`.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def jump_with(clock_file: Path) -> None:
 
 def run_dvsync() -> None:
     """The command in `sys.argv`."""
-    # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a chart's first point, no
-    # two for what a person wishes, and no ten for notices.
+    # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a beat, no two for
+    # what a person wishes, and no ten for notices.
     fleet.DISCOVERY_INTERVAL_S = 0.5
     run.BEAT_INTERVAL_S = 0.5
     run.WISHES_INTERVAL_S = run.TABLES_INTERVAL_S = 0.2

@@ -12,7 +12,6 @@ from tests.kit.boards import board_of
 
 NOW_MS = 1_796_040_000_000
 PAUSE = Pause(NOW_MS - 3_600_000, "ada on lake-1", until_ms=NOW_MS + 7_200_000, reason="the files are moved")
-MINUTES = 24 * 60
 TABLES = (
     ("sales.orders", "s3://lake/sales/orders"),
     ("sales.order_lines", "s3://lake/sales/order_lines"),
