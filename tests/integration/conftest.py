@@ -54,13 +54,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = set(getattr(item, "fixturenames", ()))
         if {"service", "spark_process", *SPARK_FIXTURES} & fixtures or item.get_closest_marker("live"):
             item.add_marker("spark")
+            item.add_marker(pytest.mark.filterwarnings(TOLERATED))
             if is_live(item):
                 item.add_marker("live")
             elif {"service", "writer"} & fixtures:
                 item.add_marker("recorded")
                 archives.add(archive_of(item))
         if SPARK_FIXTURES & fixtures:
-            item.add_marker(pytest.mark.filterwarnings(TOLERATED))
             # One worker has a session of its own.
             item.add_marker(pytest.mark.xdist_group("spark"))
     if not any("::" in argument for argument in config.args):
