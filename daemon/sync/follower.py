@@ -173,8 +173,10 @@ class Follower:
                 news = self._news.read(shown, stop, others_wait) if self._news.check_continuity(shown) else ()
                 for commits, has_next in news:
                     try:
-                        shown, step = self._advance(shown, commits)
-                        result = result.then(step)
+                        # A stop may have come before the first of them was read.
+                        if commits:
+                            shown, step = self._advance(shown, commits)
+                            result = result.then(step)
                     except REFUSALS:
                         if len(commits) == 1:
                             raise
