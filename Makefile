@@ -44,9 +44,9 @@ TESTS ?= tests/integration
 check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; no JVM
 	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long"
 
-test: setup ## lint and packages beside the tests, with Spark and all readers: half an hour on two cores
+test: setup ## lint and packages beside the tests, with Spark and all readers: 25 minutes on two cores
 	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
-	@echo "Polars and PyIceberg as readers; about half an hour on two cores. Failures are listed again at the end."
+	@echo "Polars and PyIceberg as readers; about 25 minutes on two cores. Failures are listed again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
 test-long: setup ## more variants of tests, more random inputs, and Spark writes the recorded histories again
