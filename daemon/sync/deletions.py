@@ -33,8 +33,8 @@ def write_deletions(
         *store.find_former(record.id, deletes.returning(plan.change)),
     )
     plan = replace(plan, older=list({file.path: file for file in older}.values()))
-    others = deletes.others(plan)
-    live = store.find_live_files(record.id, others) if others else {}
+    to_copy = deletes.to_copy(plan)
+    live = store.find_live_files(record.id, to_copy) if to_copy else {}
     repair = deletes.repair(plan, live, names)
     transaction.announce(repair.paths)
     with context.step("translate") if repair.paths else nullcontext():

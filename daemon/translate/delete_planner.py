@@ -97,8 +97,12 @@ class DeletePlanner(ABC):
         """Return those of `plan.older` that must not stay. The others stay for the data files that do not leave."""
 
     @abstractmethod
+    def to_copy(self, plan: SyncPlan) -> Set[str]:
+        """Return the data files whose present vectors are written again: their delete file does not stay."""
+
+    @abstractmethod
     def repair(self, plan: SyncPlan, live: Mapping[str, LiveFile], names: Iterator[str]) -> Repair:
-        """Plan what keeps the deletions of `others`, whose live files are `live`."""
+        """Plan what keeps the deletions of the data files that do not leave. `live` has the files `to_copy`."""
 
     @abstractmethod
     def new_positions(self, plan: SyncPlan) -> int:
@@ -111,11 +115,6 @@ class DeletePlanner(ABC):
     def tasks(self, changes: PlacedChanges, names: Iterator[str]) -> tuple[DeleteFileTask, ...]:
         """Plan the delete files of `changes`. `names` has their paths."""
         return tuple(DeleteFileTask(next(names), spec_id, part) for spec_id, part in self.divide(changes))
-
-    def others(self, plan: SyncPlan) -> set[str]:
-        """Return the data files that do not leave, but share a delete file that must not stay."""
-        leaving = self.leaving(plan)
-        return {path for file in self.outdated(plan) for path in file.served if path not in leaving}
 
     def complete(
         self,
@@ -219,6 +218,9 @@ class PositionDeletes(DeletePlanner):
     def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
         return plan.older
 
+    def to_copy(self, plan: SyncPlan) -> Set[str]:
+        return frozenset()
+
     def repair(self, plan: SyncPlan, live: Mapping[str, LiveFile], names: Iterator[str]) -> Repair:
         leaving = self.leaving(plan)
         shared = [(file, file.served - leaving) for file in plan.older]
@@ -284,6 +286,10 @@ class DeletionVectors(DeletePlanner):
             for file in plan.older
             if self.is_former(file.path) or not returned.isdisjoint({*file.served, *file.dead})
         ]
+
+    def to_copy(self, plan: SyncPlan) -> Set[str]:
+        leaving = self.leaving(plan)
+        return {path for file in self.outdated(plan) for path in file.served if path not in leaving}
 
     def repair(self, plan: SyncPlan, live: Mapping[str, LiveFile], names: Iterator[str]) -> Repair:
         return Repair(copies=self.tasks(copies(live, plan.table), names))

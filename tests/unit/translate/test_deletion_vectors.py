@@ -73,7 +73,7 @@ class Plan:
                 if not (file.served.isdisjoint(leaving) and set(file.dead).isdisjoint(returning))
             ],
         )
-        repair = deletes.repair(plan, {path: live[path] for path in deletes.others(plan)}, self.names)
+        repair = deletes.repair(plan, {path: live[path] for path in deletes.to_copy(plan)}, self.names)
         copied = list(zip(repair.copies, kernel(repair.copies), strict=True))
         return deletes.complete(plan, snapshot_id=1, copied=copied)
 
