@@ -29,18 +29,12 @@ ROWS = 1000
 
 # In the order of the main path.
 STEPS: Steps = {
-    "read": [
-        (DeltaLog, ("is_there", "has_version", "read_commit", "check_continuity")),
-        (Target, ("find_table",)),
-    ],
+    "read": [(DeltaLog, ("is_there", "has_version", "read_commit", "check_continuity")), (Target, ("find_table",))],
     "plan": [
         (advance, ("fold_commits", "next_shape")),
         (DeletePlanner, ("tasks", "others", "complete")),
         (transaction, ("view_of",)),
-        (
-            SqlStateStore,
-            ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_former"),
-        ),
+        (SqlStateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_former")),
     ],
     "translate": [(Runner, ("write_delete_files",))],
     "prepare": [(transaction, ("prepare_snapshot",))],

@@ -184,11 +184,7 @@ def main() -> int:
         **({"large_files": chosen.large, "large_s": round(large_s, 1)} if chosen.large else {}),
         "freshness_s": {name: round(percentile(ages, share), 3) for name, share in SHARES.items()},
         "cpu": {name: round(percentile(usage.cpu, share), 2) for name, share in SHARES.items()},
-        "memory_mib": {
-            "first": usage.memory[0] >> 20,
-            "last": usage.memory[-1] >> 20,
-            "most": max(usage.memory) >> 20,
-        },
+        "memory_mib": {"first": usage.memory[0] >> 20, "last": usage.memory[-1] >> 20, "most": max(usage.memory) >> 20},
         "over_time": over_time(load, fresh, usage),
         "warnings": failed,
         "unready": unready,

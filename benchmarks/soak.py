@@ -302,10 +302,7 @@ def figures_of(sides: list[Side], windows: tuple[int, int, int]) -> list[Figures
 
 def table_lines(figures: list[Figures], windows: tuple[int, int, int], machine: dict[int, Machine]) -> list[str]:
     spans = "".join(f"{f'{end - WINDOW + 1:,}-{end:,}':>13}" for end in windows)
-    lines = [
-        f"{'':24}{'':18}{'first':>13}{'settled':>13}{'last':>13}",
-        f"{'commits':24}{'':18}{spans}{'ratio':>8}",
-    ]
+    lines = [f"{'':24}{'':18}{'first':>13}{'settled':>13}{'last':>13}", f"{'commits':24}{'':18}{spans}{'ratio':>8}"]
     for f in figures:
         values = "".join(f"{'-' if value is None else f'{value:,.1f}':>13}" for value in (f.first, f.settled, f.last))
         lines.append(f"{FIGURES[f.figure]:24}{f.side:18}{values}{'-' if f.ratio is None else f'{f.ratio:.2f}':>8}")

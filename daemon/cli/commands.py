@@ -330,9 +330,7 @@ def setup(
 
 
 @app.command()
-def demo(
-    folder: Annotated[Path, typer.Option("--folder", help="Where to create the tables.")] = Path("demo"),
-) -> None:
+def demo(folder: Annotated[Path, typer.Option("--folder", help="Where to create the tables.")] = Path("demo")) -> None:
     """Watch an Iceberg table follow a real Delta table. Spark changes it, and three engines read the result."""
     from daemon.cli.demo import run_demo  # noqa: PLC0415
 
@@ -346,8 +344,7 @@ def demo(
 def check(
     context: typer.Context,
     connect: Annotated[
-        bool,
-        typer.Option("--connect", help="Also try the state database, catalogs, Delta tables, patterns and Spark."),
+        bool, typer.Option("--connect", help="Also try the state database, catalogs, Delta tables, patterns and Spark.")
     ] = False,
     config: ConfigPath = None,
 ) -> None:

@@ -37,8 +37,7 @@ TableNames = Annotated[
     ),
 ]
 ChosenTables = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="TABLE", help="Names of tables, in which `*` stands for any part."),
+    list[str] | None, typer.Argument(metavar="TABLE", help="Names of tables, in which `*` stands for any part.")
 ]
 AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
 

@@ -24,10 +24,7 @@ T = TypeVar("T")
 
 
 def compact(
-    context: typer.Context,
-    tables: TableNames = None,
-    dry_run: DryRun = False,
-    config: ConfigPath = None,
+    context: typer.Context, tables: TableNames = None, dry_run: DryRun = False, config: ConfigPath = None
 ) -> None:
     """Merge the delete files of each data file that has many. No row changes."""
     from daemon.cli.console import compaction_lines  # noqa: PLC0415
@@ -39,10 +36,7 @@ def compact(
 
 
 def expire(
-    context: typer.Context,
-    tables: TableNames = None,
-    dry_run: DryRun = False,
-    config: ConfigPath = None,
+    context: typer.Context, tables: TableNames = None, dry_run: DryRun = False, config: ConfigPath = None
 ) -> None:
     """Remove old and unreadable snapshots from the Iceberg tables. `cleanup` removes their files later."""
     from daemon.cli.console import expiry_lines  # noqa: PLC0415

@@ -160,10 +160,7 @@ def _known(name: str, raised: Exception) -> SyncError:
 
 
 def verify_tables(
-    settings: Settings,
-    tables: Sequence[TableSettings],
-    progress_of: Callable[[str], Progress],
-    scope: Scope,
+    settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], scope: Scope
 ) -> Iterator[tuple[TableSettings, Proof | SyncError]]:
     """Compare each of these Iceberg tables with its Delta table, and yield the result or the error.
 

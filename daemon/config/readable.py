@@ -62,8 +62,7 @@ class Readable:
         state = settings.state.model_copy(update={"url": _anchored_sqlite(settings.state.url, folder)})
         tables = tuple(_resolved_table(table, settings, folder) for table in settings.tables)
         return replace(
-            self,
-            settings=settings.model_copy(update={"state": state, "catalogs": catalogs, "tables": tables}),
+            self, settings=settings.model_copy(update={"state": state, "catalogs": catalogs, "tables": tables})
         )
 
 

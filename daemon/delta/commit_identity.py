@@ -58,9 +58,7 @@ def identify(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) ->
 
 
 def compare_listed(
-    listed: Mapping[int, FileMeta],
-    recent: Iterable[CommitIdentity],
-    probe: Callable[[int], KnownCommit | None],
+    listed: Mapping[int, FileMeta], recent: Iterable[CommitIdentity], probe: Callable[[int], KnownCommit | None]
 ) -> tuple[list[CommitIdentity], list[tuple[int, str]]]:
     """Return the `listed` commits as they are now, and those that are not the `recent` ones any more: what differs.
 

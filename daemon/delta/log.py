@@ -15,14 +15,7 @@ import msgspec
 from msgspec.structs import replace as with_fields
 
 from daemon.clock import Clock
-from daemon.delta.actions import (
-    AddFile,
-    Commit,
-    Metadata,
-    Protocol,
-    RemoveFile,
-    find_doubled,
-)
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, find_doubled
 from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
 from daemon.delta.uri import name_file

@@ -87,9 +87,7 @@ def check_unique(files: Collection[LogicalFile]) -> None:
         path, count = doubled
         told = sorted(describe(identity) for other, identity in files if other == path)
         raise FileLiveTwice(
-            f"the log has {count} live adds for the one path {path}: {'; '.join(told)}",
-            path=path,
-            hint=HINT_DOUBLED,
+            f"the log has {count} live adds for the one path {path}: {'; '.join(told)}", path=path, hint=HINT_DOUBLED
         )
 
 

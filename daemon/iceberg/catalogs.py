@@ -47,9 +47,7 @@ class Catalogs:
     """
 
     def __init__(
-        self,
-        properties: Mapping[str, Mapping[str, str]],
-        count_synced: Callable[[Collection[str]], int] = lambda _: 0,
+        self, properties: Mapping[str, Mapping[str, str]], count_synced: Callable[[Collection[str]], int] = lambda _: 0
     ) -> None:
         self._properties = properties
         self._count_synced = count_synced

@@ -38,11 +38,7 @@ class Marker:
     share: str | None = None
 
     def to_summary(self, *, from_version: int | None = None, operation: str | None = None) -> dict[str, str]:
-        summary = {
-            TABLE_ID: self.delta_table_id,
-            VERSION: str(self.version),
-            TIMESTAMP_MS: str(self.timestamp_ms),
-        }
+        summary = {TABLE_ID: self.delta_table_id, VERSION: str(self.version), TIMESTAMP_MS: str(self.timestamp_ms)}
         if from_version is not None and from_version != self.version:
             summary[FROM_VERSION] = str(from_version)
         if operation:

@@ -162,11 +162,7 @@ class Target:
             raise catalog_away(self._catalog_name, error) from error
 
     def define(
-        self,
-        table: Table,
-        definition: Definition,
-        announce: Announce,
-        stamp: Mapping[str, str] = MappingProxyType({}),
+        self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})
     ) -> Table:
         """Change an existing table to `definition` without a snapshot. Does nothing if the table already has it.
 

@@ -116,11 +116,7 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None, *, ha
         logging.getLogger(name).setLevel(settings.level.upper())
     logging.captureWarnings(True)
     structlog.configure(
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *shared,
-            structlog.stdlib.ProcessorFormatter.wrap_for_formatter,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *shared, structlog.stdlib.ProcessorFormatter.wrap_for_formatter],
         logger_factory=structlog.stdlib.LoggerFactory(),
         wrapper_class=structlog.stdlib.BoundLogger,
         cache_logger_on_first_use=False,

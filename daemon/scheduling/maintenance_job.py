@@ -23,14 +23,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class MaintenanceJob:
     """Maintains the table of `cycle`, in a thread of its own."""
 
-    def __init__(
-        self,
-        cycle: TableCycle,
-        maintainer: Maintainer,
-        *,
-        board: Board,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, cycle: TableCycle, maintainer: Maintainer, *, board: Board, clock: Clock) -> None:
         self.name = cycle.name
         self.interval_s = cycle.table.maintenance.interval_s
         self.cycle = cycle

@@ -139,11 +139,7 @@ class Scheduler:
             self._cycles[cycle.name] = cycle
             self._leaving[cycle.name] = Event()
         self._timer.add_job(
-            self._poll,
-            _Interval(poll_interval_s, self._clock),
-            args=(cycle,),
-            id=cycle.name,
-            next_run_time=now,
+            self._poll, _Interval(poll_interval_s, self._clock), args=(cycle,), id=cycle.name, next_run_time=now
         )
         for executor, job in ((_MAINTENANCE, maintenance), (_VERIFICATION, verification)):
             # Tables that start together must not be maintained together: that would crowd out the syncs.

@@ -74,10 +74,7 @@ class Parts:
         if board is None:
             return context
         return replace(
-            context,
-            observe_step=board.activity.observe_step,
-            announce=self.announcer(board),
-            publish=self.publish,
+            context, observe_step=board.activity.observe_step, announce=self.announcer(board), publish=self.publish
         )
 
     def announcer(self, board: Board) -> Callable[[Notice], None]:

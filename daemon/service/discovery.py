@@ -46,12 +46,7 @@ class Found:
         return kept
 
 
-def discover(
-    settings: Settings,
-    clock: Clock,
-    owners: Mapping[str, str],
-    before: Found | None = None,
-) -> Found:
+def discover(settings: Settings, clock: Clock, owners: Mapping[str, str], before: Found | None = None) -> Found:
     """Expand the patterns of `settings`. Folders without a Delta table, and those that are listed, are passed over.
 
     `owners` maps a table's name to the source that it was followed from so far: a pattern never changes that source.

@@ -16,14 +16,7 @@ from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.assembly import Parts
-from daemon.service.discovery import (
-    Found,
-    discover,
-    gone_among,
-    owners_among,
-    remember_vanished,
-    vanished_by_pattern,
-)
+from daemon.service.discovery import Found, discover, gone_among, owners_among, remember_vanished, vanished_by_pattern
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.table_status import gone_status, paused_text

@@ -47,13 +47,7 @@ class LeaseKeeper:
     """
 
     def __init__(
-        self,
-        store: LeaseStore,
-        clock: Clock,
-        *,
-        sqlite_file: Path | None,
-        lease_s: float,
-        address: str | None = None,
+        self, store: LeaseStore, clock: Clock, *, sqlite_file: Path | None, lease_s: float, address: str | None = None
     ) -> None:
         self._store = store
         self._address = address

@@ -30,11 +30,7 @@ if TYPE_CHECKING:
 WORD_BITS_LOG2 = 6
 WORD_BITS = 1 << WORD_BITS_LOG2
 BITMAPS = pa.schema(
-    [
-        pa.field("file", pa.string()),
-        pa.field("bitmap", pa.binary()),
-        pa.field("cardinality", pa.int64()),
-    ]
+    [pa.field("file", pa.string()), pa.field("bitmap", pa.binary()), pa.field("cardinality", pa.int64())]
 )
 
 FILE_BYTES_MAX = 2 << 20

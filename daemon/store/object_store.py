@@ -199,10 +199,7 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
         raise OSError("of s3.access-key-id and s3.secret-access-key, only one is set")
     if any(name in properties for name in _ARROW_ONLY) or (virtual and endpoint) or not (key or _finds_credentials()):
         return None
-    config: S3Config = {
-        "virtual_hosted_style_request": virtual,
-        "skip_signature": _is_true(properties, "s3.anonymous"),
-    }
+    config: S3Config = {"virtual_hosted_style_request": virtual, "skip_signature": _is_true(properties, "s3.anonymous")}
     if endpoint:
         config["endpoint"] = endpoint if "://" in endpoint else f"https://{endpoint}"
     config["region"] = region = _region(bucket, properties)

@@ -34,11 +34,7 @@ from state import TableError
 
 
 def advance(
-    context: TableContext,
-    shown: Shown,
-    commits: Sequence[Commit],
-    before: Account,
-    check: Callable[[Account], None],
+    context: TableContext, shown: Shown, commits: Sequence[Commit], before: Account, check: Callable[[Account], None]
 ) -> tuple[Shown, SyncResult]:
     """Show `commits` (consecutive, read and validated) in one Iceberg snapshot, or none if they change no rows.
 
@@ -83,12 +79,7 @@ def advance(
             return shown, result_of_change(change, completed, shown.record, snapshots=0)
         prepared = transaction.prepare(completed.delta, account)
         shown = transaction.show(
-            shape.definition,
-            prepared,
-            outcome,
-            account,
-            from_version=change.from_version,
-            operation=change.operation,
+            shape.definition, prepared, outcome, account, from_version=change.from_version, operation=change.operation
         )
     return shown, result_of_change(change, completed, shown.record, snapshots=1)
 

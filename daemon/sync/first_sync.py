@@ -147,11 +147,7 @@ def _write_manifests(
 
 
 def _write_deletions(
-    context: TableContext,
-    transaction: Transaction,
-    state: TableState,
-    shape: Shape,
-    answers: Iterable[ManifestAnswer],
+    context: TableContext, transaction: Transaction, state: TableState, shape: Shape, answers: Iterable[ManifestAnswer]
 ) -> tuple[dict[str, DeletionVectorDescriptor], CommitPlan]:
     """Write the delete files of all deletion vectors. Returns the vectors by data file path, and the completed plan."""
     found = state.read_adds(with_dv_only=True) if state.files else ()

@@ -44,14 +44,7 @@ from daemon.sync.other_writer import OtherWriter
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account, unchanged_outcome
 from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back
 from daemon.sync.proof import Checksums, check_state
-from daemon.sync.recovery import (
-    check_ours,
-    check_owner,
-    commits_to_state,
-    end_intents,
-    load_shown,
-    rebuild,
-)
+from daemon.sync.recovery import check_ours, check_owner, commits_to_state, end_intents, load_shown, rebuild
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import shape_of

@@ -108,8 +108,7 @@ def as_sync_error(raised: Exception) -> SyncError:
             "need the daemon's user.",
         )
     return InternalError(
-        f"{type(raised).__name__}: {raised}",
-        hint="This is a bug in dvsync: report it with the traceback from the log.",
+        f"{type(raised).__name__}: {raised}", hint="This is a bug in dvsync: report it with the traceback from the log."
     )
 
 

@@ -407,10 +407,7 @@ def _find_delta_state(
 ) -> tuple[dict[str, DeletionVectorDescriptor], dict[str, str], _FileSet] | None:
     """Read the deletion vectors, URIs and files of the version that Iceberg shows; None if Delta no longer has it."""
     # Errors such as an unavailable store do not show that the version is gone, so they are raised.
-    with (
-        suppress(CorruptInput, ObjectMissing, Unsupported),
-        context.open_state(marker.version) as state,
-    ):
+    with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_state(marker.version) as state:
         if state.metadata.id == marker.delta_table_id:
             dvs, uris, files = {}, {}, _FileSet()
             for add in state.read_adds():

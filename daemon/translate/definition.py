@@ -297,11 +297,7 @@ def _counts_anew(metadata: Metadata, table: Table) -> bool:
 
 
 def _shape(
-    schema: TableSchema,
-    settings: TableSettings,
-    properties: Mapping[str, str],
-    retention_ms: str | None,
-    row_ids: str,
+    schema: TableSchema, settings: TableSettings, properties: Mapping[str, str], retention_ms: str | None, row_ids: str
 ) -> Shape:
     has_row_ids = bool(row_ids) and has_row_lineage(settings.format_version)
     schema = replace(

@@ -106,9 +106,7 @@ class FileTraits:
 
     def __or__(self, other: FileTraits) -> FileTraits:
         return FileTraits(
-            self.unmapped | other.unmapped,
-            self.has_millis or other.has_millis,
-            self.hidden_ids | other.hidden_ids,
+            self.unmapped | other.unmapped, self.has_millis or other.has_millis, self.hidden_ids | other.hidden_ids
         )
 
 
@@ -204,10 +202,7 @@ def _check_pyiceberg(schema: pa.Schema, mapping: NameMapping) -> None:
     try:
         pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
-        raise Unsupported(
-            f"PyIceberg and Polars cannot read the file: {error}",
-            hint=REWRITE,
-        ) from error
+        raise Unsupported(f"PyIceberg and Polars cannot read the file: {error}", hint=REWRITE) from error
 
 
 def _flat(fields: Iterable[pa.Field]) -> Iterator[pa.Field]:

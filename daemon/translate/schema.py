@@ -63,10 +63,7 @@ PRIMITIVES: Mapping[str, PrimitiveType] = {
 }
 
 # Types of Iceberg's format version 3 that not every reader knows. A test says when they do.
-REFUSED_TYPES = {
-    "variant": "PyIceberg does not know",
-    "void": "DuckDB cannot read as Iceberg's type unknown",
-}
+REFUSED_TYPES = {"variant": "PyIceberg does not know", "void": "DuckDB cannot read as Iceberg's type unknown"}
 
 # As Spark's DataType.fromJson reads them.
 DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
@@ -382,12 +379,7 @@ class _Translation:
     """Walks over a Spark schema once, and keeps the next free field id."""
 
     def __init__(
-        self,
-        partition_columns: Container[str],
-        *,
-        mapped: bool,
-        used: set[int],
-        hidden_ids: Iterable[tuple[int, Path]],
+        self, partition_columns: Container[str], *, mapped: bool, used: set[int], hidden_ids: Iterable[tuple[int, Path]]
     ) -> None:
         self.partition_columns = partition_columns
         self.mapped = mapped

@@ -23,15 +23,7 @@ from daemon.errors import ConfigInvalid, SyncError
 from daemon.status.board import Board
 from daemon.status.table_status import iso_time, run_status
 from daemon.sync.verbs import Verb, make_pause
-from daemon.web.answers import (
-    Accepted,
-    DaemonInfo,
-    Liveness,
-    PauseRequest,
-    Problem,
-    Readiness,
-    TableDetail,
-)
+from daemon.web.answers import Accepted, DaemonInfo, Liveness, PauseRequest, Problem, Readiness, TableDetail
 from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
 from daemon.web.openapi import make_document

@@ -75,11 +75,7 @@ def _versions(status: TableStatus) -> str:
 
 
 _templates = Environment(
-    loader=PackageLoader("daemon.web"),
-    autoescape=True,
-    undefined=StrictUndefined,
-    trim_blocks=True,
-    lstrip_blocks=True,
+    loader=PackageLoader("daemon.web"), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 _templates.filters.update(
     size=size_text,
@@ -97,12 +93,7 @@ _templates.filters.update(
 
 
 def render_tables(
-    listing: Listing,
-    statuses: Sequence[TableStatus],
-    unready: Sequence[Unready],
-    *,
-    daemon: DaemonInfo,
-    now_ms: int,
+    listing: Listing, statuses: Sequence[TableStatus], unready: Sequence[Unready], *, daemon: DaemonInfo, now_ms: int
 ) -> str:
     """The tables of the listing with state, lag, error and hint.
 

@@ -33,12 +33,7 @@ def find_by_path(connection: Connection, column: Column[V], table_id: int, paths
 
 
 def write_rows(
-    connection: Connection,
-    rows: Table,
-    table_id: int,
-    columns: dict[str, dict[str, Any]],
-    *,
-    known: Collection[str],
+    connection: Connection, rows: Table, table_id: int, columns: dict[str, dict[str, Any]], *, known: Collection[str]
 ) -> None:
     """Insert a row for each path, or update the `known` rows, which keep their ids and what refers to them."""
     new = [{"table_id": table_id, "path": path, **row} for path, row in columns.items() if path not in known]
@@ -51,8 +46,7 @@ def update_rows(connection: Connection, rows: Table, table_id: int, columns: dic
     """Update the row of each path; a path without a row is ignored."""
     if columns:
         connection.execute(
-            _update_by_path(rows),
-            [{"of_table": table_id, "of_path": path, **row} for path, row in columns.items()],
+            _update_by_path(rows), [{"of_table": table_id, "of_path": path, **row} for path, row in columns.items()]
         )
 
 

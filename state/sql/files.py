@@ -233,22 +233,13 @@ def update_written(
     for each in rows:
         found = find_by_path(connection, each.c.status, table_id, columns)
         update_rows(
-            connection,
-            each,
-            table_id,
-            {path: columns[path] for path, status in found.items() if status in statuses},
+            connection, each, table_id, {path: columns[path] for path, status in found.items() if status in statuses}
         )
 
 
 def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, ...]:
     counted = [
-        select(
-            _kind_of(rows),
-            rows.c.status,
-            func.count(),
-            func.sum(rows.c.size_bytes),
-            func.min(rows.c.since_ms),
-        )
+        select(_kind_of(rows), rows.c.status, func.count(), func.sum(rows.c.size_bytes), func.min(rows.c.since_ms))
         .where(rows.c.table_id == table_id)
         .group_by(rows.c.status, *([rows.c.kind] if rows is METADATA_FILES else []))
         for rows in WRITTEN_ROWS

@@ -5,16 +5,7 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 from sqlalchemy import bindparam, delete, func, insert, select
 
-from state.records import (
-    Deletions,
-    Pause,
-    ProofRecord,
-    SyncRun,
-    TableCounts,
-    TableError,
-    TableRecord,
-    Wait,
-)
+from state.records import Deletions, Pause, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, Wait
 from state.sql import files as sql_files
 from state.sql.models import DATA_FILES, SYNC_RUNS, TABLES
 from state.sql.reads import read_deletions

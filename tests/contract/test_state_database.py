@@ -14,15 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from state.records import (
-    FileKind,
-    FileStatus,
-    Intent,
-    Lease,
-    OrphanReason,
-    SyncRun,
-    TableError,
-)
+from state.records import FileKind, FileStatus, Intent, Lease, OrphanReason, SyncRun, TableError
 from state.sql.database import REVISION
 from state.sql.models import METADATA
 from state.sql.rows import WRITE_BATCH_MAX

@@ -197,9 +197,7 @@ def test_synced_files_are_found(store: StateStore, table_id: int) -> None:
 def test_added_file_replaces_its_row(store: StateStore, table_id: int) -> None:
     """A file that is added again replaces the row of that path, and keeps the delete files that serve it."""
     store.record_synced(
-        None,
-        outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d1", "a"),)),
-        at_ms=1,
+        None, outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d1", "a"),)), at_ms=1
     )
     again = LiveFile("a", 7, 8, 1, "m1", deletion_vector("y", 3))
     store.record_synced(None, outcome(table_id, 2, added_files=(again,)), at_ms=2)
@@ -238,10 +236,7 @@ def test_removed_file_takes_its_mappings(store: StateStore, table_id: int) -> No
     store.record_synced(
         None,
         outcome(
-            table_id,
-            1,
-            added_files=(live_file("a"), live_file("b")),
-            added_delete_files=(delete_file("d1", "a", "b"),),
+            table_id, 1, added_files=(live_file("a"), live_file("b")), added_delete_files=(delete_file("d1", "a", "b"),)
         ),
         at_ms=1,
     )
@@ -257,9 +252,7 @@ def test_removed_file_takes_its_mappings(store: StateStore, table_id: int) -> No
 def test_removed_and_added_again(store: StateStore, table_id: int) -> None:
     """A file in both `removed_files` and `added_files` is live afterwards, served by the new delete files alone."""
     store.record_synced(
-        None,
-        outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d1", "a"),)),
-        at_ms=1,
+        None, outcome(table_id, 1, added_files=(live_file("a"),), added_delete_files=(delete_file("d1", "a"),)), at_ms=1
     )
     shrunk = live_file("a", manifest="m1", dv=deletion_vector("small", 1))
     change = outcome(

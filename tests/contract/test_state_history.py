@@ -80,10 +80,7 @@ def test_rebuilt_replaces_what_is_live(store: StateStore, table_id: int) -> None
 def test_rebuilt_ends_intents(store: StateStore, table_id: int) -> None:
     """A rebuild ends every open intent; what was pending and is not live becomes an orphan, unless never written."""
     rebuilt = outcome(
-        table_id,
-        1,
-        removed_delete_files=(("d-replaced", OrphanReason.DV_SHRUNK),),
-        unwritten_files=("d-unwritten",),
+        table_id, 1, removed_delete_files=(("d-replaced", OrphanReason.DV_SHRUNK),), unwritten_files=("d-unwritten",)
     )
     landed = open_intent(store, table_id, rebuilt.snapshot_id or 0)
     lost = open_intent(store, table_id, 2)

@@ -761,9 +761,7 @@ def apart(pair: Pair, tmp_path: Path) -> Iterator[Pair]:
     (tmp_path / "catalogs").mkdir()
     pair.bench.close()
     pair.bench = Bench(
-        tmp_path / "apart",
-        pair.table.location,
-        catalog_uri=f"sqlite:///{tmp_path}/catalogs/catalog.db?timeout=0",
+        tmp_path / "apart", pair.table.location, catalog_uri=f"sqlite:///{tmp_path}/catalogs/catalog.db?timeout=0"
     )
     pair.bench.follower.sync()
     return pair

@@ -219,10 +219,7 @@ def test_a_collector_gets_the_work_by_step(world: World, server: Receiver, monke
     """And nothing of polls that find nothing. No secret is told anywhere."""
     constants = {"DELETE_FILES_MAX": 1, "DELETED_SHARE": 1}
     set_constants(monkeypatch, {f"daemon.maintenance.compaction.{name}": value for name, value in constants.items()})
-    world.configure(
-        maintenance={"interval": "1s"},
-        verify={"period": "2s"},
-    )
+    world.configure(maintenance={"interval": "1s"}, verify={"period": "2s"})
     environment = otel(
         f"{server.url}/",
         EXPORTER_OTLP_HEADERS=f"Authorization=Bearer%20{TOKEN}",

@@ -59,11 +59,7 @@ CASES = {
         lambda table: newest(table, "*.bin").unlink(),
     ),
     "a vector that is damaged": Case(
-        "CorruptInput",
-        "RESTORE",
-        ["DELETE FROM {t} WHERE id = 3"],
-        ["RESTORE TABLE {t} TO VERSION AS OF 1"],
-        damage,
+        "CorruptInput", "RESTORE", ["DELETE FROM {t} WHERE id = 3"], ["RESTORE TABLE {t} TO VERSION AS OF 1"], damage
     ),
     "a data file that is cut short": Case(
         "CorruptInput",

@@ -151,10 +151,7 @@ def snapshot_ids(table: Followed) -> list[int]:
 
 @pytest.mark.parametrize(
     ("partitioned", "granularity", "engine", "before", "after"),
-    [
-        pytest.param(False, "file", "spark", 10, 2, marks=pytest.mark.long),
-        (True, "partition", "local", 10, 2),
-    ],
+    [pytest.param(False, "file", "spark", 10, 2, marks=pytest.mark.long), (True, "partition", "local", 10, 2)],
     ids=["whole-file", "partitioned-partition"],
 )
 def test_compaction(
@@ -320,13 +317,7 @@ def test_snapshots_that_vacuum_made_unreadable(writer: Writer, tmp_path: Path) -
     table = followed(writer, tmp_path)
     theirs, maintainer = SomebodyElse(table), Maintainer(table.bench.context)
     follow(table, create())
-    follow(
-        table,
-        SECOND,
-        "DELETE FROM {t} WHERE id % 7 = 1",
-        "OPTIMIZE {t}",
-        "DELETE FROM {t} WHERE id % 7 = 2",
-    )
+    follow(table, SECOND, "DELETE FROM {t} WHERE id % 7 = 1", "OPTIMIZE {t}", "DELETE FROM {t} WHERE id % 7 = 2")
     ids = snapshot_ids(table)
     assert maintainer.expire() == Expiry()
     vacuum(table)

@@ -19,15 +19,7 @@ from pyspark.sql import SparkSession
 from daemon.errors import Unsupported
 from tests.integration.test_doctor import doctor
 from tests.kit.follow import Followed
-from tests.kit.readers import (
-    READERS,
-    Row,
-    as_pyiceberg,
-    assert_same_rows,
-    read_pyiceberg,
-    read_spark,
-    rows_of,
-)
+from tests.kit.readers import READERS, Row, as_pyiceberg, assert_same_rows, read_pyiceberg, read_spark, rows_of
 from tests.kit.service import InProcess, Service
 from tests.kit.writer import Writer
 

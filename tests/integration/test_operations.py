@@ -616,14 +616,7 @@ def test_refused_features(service: Service, tmp_path: Path, feature: str) -> Non
     assert bench.iceberg().metadata_location == location
 
 
-@pytest.mark.parametrize(
-    "feature",
-    [
-        "catalogManaged",
-        "catalogOwned-preview",
-        "readerFeatureOfTomorrow",
-    ],
-)
+@pytest.mark.parametrize("feature", ["catalogManaged", "catalogOwned-preview", "readerFeatureOfTomorrow"])
 def test_features_refused_at_first(service: Service, tmp_path: Path, feature: str) -> None:
     """A first sync refuses catalog-managed tables and unknown reader features by name, and makes no Iceberg table."""
     handmade = HandmadeTable(tmp_path / "lake" / "t")

@@ -154,11 +154,7 @@ def test_old_and_odd_files(spark: SparkSession, tmp_path: Path, conf: Any) -> No
 
 @pytest.mark.parametrize(
     ("vectorized", "where"),
-    [
-        pytest.param("true", "true", marks=pytest.mark.long),
-        ("true", "id BETWEEN 800 AND 3100"),
-        ("false", "id > 800"),
-    ],
+    [pytest.param("true", "true", marks=pytest.mark.long), ("true", "id BETWEEN 800 AND 3100"), ("false", "id > 800")],
 )
 def test_split_files(spark: SparkSession, tmp_path: Path, conf: Any, vectorized: str, where: str) -> None:
     """Rows keep their positions in files of several row groups that Spark splits, and where it skips row groups."""

@@ -331,10 +331,7 @@ def test_int96_beyond_its_range(service: Service, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("key", "encoding", "column"),
-    [
-        ("datetimeRebaseModeInWrite", "TIMESTAMP_MICROS", "day"),
-        ("int96RebaseModeInWrite", "INT96", "moment"),
-    ],
+    [("datetimeRebaseModeInWrite", "TIMESTAMP_MICROS", "day"), ("int96RebaseModeInWrite", "INT96", "moment")],
 )
 def test_the_old_calendar_is_refused(service: Service, tmp_path: Path, key: str, encoding: str, column: str) -> None:
     """Days that Spark stored by the Julian calendar would be shown some days off; recent ones are the same in both."""

@@ -165,19 +165,11 @@ def _place(field: str) -> int:
 PLANTED: list[tuple[Callable[[HandmadeTable, Path], None], dict[Level, set[Fault]]]] = [
     (
         plant_missing_position,
-        {
-            Level.METADATA: {Fault.DELETED_COUNT},
-            Level.BITMAPS: {Fault.ROWS_SURPLUS},
-            Level.ROWS: {Fault.ROWS_SURPLUS},
-        },
+        {Level.METADATA: {Fault.DELETED_COUNT}, Level.BITMAPS: {Fault.ROWS_SURPLUS}, Level.ROWS: {Fault.ROWS_SURPLUS}},
     ),
     (
         plant_position_too_many,
-        {
-            Level.METADATA: {Fault.DELETED_COUNT},
-            Level.BITMAPS: {Fault.ROWS_MISSING},
-            Level.ROWS: {Fault.ROWS_MISSING},
-        },
+        {Level.METADATA: {Fault.DELETED_COUNT}, Level.BITMAPS: {Fault.ROWS_MISSING}, Level.ROWS: {Fault.ROWS_MISSING}},
     ),
     (plant_swapped_vector, {Level.BITMAPS: {Fault.ROWS_MISSING, Fault.ROWS_SURPLUS}, Level.ROWS: {Fault.VALUES}}),
     (
@@ -188,11 +180,7 @@ PLANTED: list[tuple[Callable[[HandmadeTable, Path], None], dict[Level, set[Fault
     (plant_wrong_bound, {Level.METADATA: {Fault.BOUNDS}}),
     (
         plant_file_too_many,
-        {
-            Level.METADATA: {Fault.FILE_SURPLUS},
-            Level.BITMAPS: {Fault.FILE_SURPLUS},
-            Level.ROWS: {Fault.ROWS_SURPLUS},
-        },
+        {Level.METADATA: {Fault.FILE_SURPLUS}, Level.BITMAPS: {Fault.FILE_SURPLUS}, Level.ROWS: {Fault.ROWS_SURPLUS}},
     ),
     (plant_dropped_column, {Level.METADATA: {Fault.SCHEMA}}),
     (plant_value, {Level.METADATA: {Fault.PARTITION}, Level.ROWS: {Fault.VALUES}}),

@@ -132,9 +132,7 @@ def protocol_with(table: HandmadeTable, **fields: object) -> None:
 
 def features(names: Sequence[str], table: HandmadeTable, *, writers: Sequence[str] = ()) -> None:
     protocol_with(
-        table,
-        readerFeatures=["deletionVectors", *names],
-        writerFeatures=["deletionVectors", *names, *writers],
+        table, readerFeatures=["deletionVectors", *names], writerFeatures=["deletionVectors", *names, *writers]
     )
 
 
@@ -193,9 +191,7 @@ FAULTS = {
     ),
     "cut": Fault("CorruptInput", "the commit file ends inside a line", partial(unfinished, lambda data: data[:-20])),
     "cut-in-the-middle": Fault(
-        "CorruptInput",
-        "the commit file ends inside a line",
-        partial(unfinished, lambda data: data[:-20], after=2),
+        "CorruptInput", "the commit file ends inside a line", partial(unfinished, lambda data: data[:-20], after=2)
     ),
     "empty": Fault("CorruptInput", "the commit file is empty", partial(unfinished, lambda data: b"")),
     "empty-in-the-middle": Fault(
@@ -242,9 +238,7 @@ FAULTS = {
         "Unsupported", "reader version 99 is not known", partial(protocol_with, minReaderVersion=99)
     ),
     "features-without-versions": Fault(
-        "CorruptInput",
-        "reader version 1 with a list of reader features",
-        partial(protocol_with, minReaderVersion=1),
+        "CorruptInput", "reader version 1 with a list of reader features", partial(protocol_with, minReaderVersion=1)
     ),
     "versions-without-features": Fault(
         "CorruptInput",

@@ -50,11 +50,7 @@ def _unavailable(name: str) -> Exception:
 STORAGE_VERBS = ("exists", "stat", "read", "list_from", "list_below", "open_input", "delete")
 # What fails, how, and whether it may fail after its effect too. A state store's verb that failed has changed nothing.
 TARGETS: dict[str, tuple[list[tuple[Any, str]], Callable[[str], Exception], bool]] = {
-    "storage": (
-        [(FileIOStorage, name) for name in STORAGE_VERBS],
-        _away,
-        False,
-    ),
+    "storage": ([(FileIOStorage, name) for name in STORAGE_VERBS], _away, False),
     "files": (
         [
             (PyArrowFile, "create"),
@@ -96,12 +92,7 @@ class Faults:
             self._is_on = False
 
     def _wrap(
-        self,
-        patch: pytest.MonkeyPatch,
-        owner: Any,
-        name: str,
-        error: Callable[[str], Exception],
-        may_fail_after: bool,
+        self, patch: pytest.MonkeyPatch, owner: Any, name: str, error: Callable[[str], Exception], may_fail_after: bool
     ) -> None:
         inner = getattr(owner, name)
 

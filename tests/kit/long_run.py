@@ -99,10 +99,7 @@ class World:
             self.folder / "dvsync",
             self.table.location,
             clock=LaterClock(cycle),
-            table_options={
-                "format_version": self.format_version,
-                "maintenance": maintenance,
-            },
+            table_options={"format_version": self.format_version, "maintenance": maintenance},
         )
 
     def change(self, random: Random, cycle: int) -> None:

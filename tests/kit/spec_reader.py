@@ -57,13 +57,7 @@ STORED_AS = {
     "double": {pa.float32(), pa.float64()},
     "string": {pa.string()},
 }
-ARROW = {
-    "int": pa.int32(),
-    "long": pa.int64(),
-    "float": pa.float32(),
-    "double": pa.float64(),
-    "string": pa.string(),
-}
+ARROW = {"int": pa.int32(), "long": pa.int64(), "float": pa.float32(), "double": pa.float64(), "string": pa.string()}
 BOUNDS = {("int", 4): "<i", ("long", 4): "<i", ("long", 8): "<q"}
 BOUNDS |= {("float", 4): "<f", ("double", 4): "<f", ("double", 8): "<d"}
 

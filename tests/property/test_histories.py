@@ -18,17 +18,7 @@ from daemon.delta import position_set
 from daemon.sync import news
 from tests.kit.examples import examples
 from tests.kit.handmade import GRANULARITY, Bench
-from tests.kit.histories import (
-    TOUR,
-    Append,
-    Delete,
-    History,
-    Remove,
-    Restore,
-    Step,
-    Sync,
-    steps,
-)
+from tests.kit.histories import TOUR, Append, Delete, History, Remove, Restore, Step, Sync, steps
 from tests.kit.invariants import Watch
 from tests.kit.readers import Reader, assert_same_rows, read_duckdb, read_polars_pyiceberg, read_pyiceberg
 
@@ -80,9 +70,7 @@ def play(steps: list[Step], *, partitioned: bool, granularity: str, fold_after: 
 @pytest.mark.parametrize("granularity", ["file", "partition"])
 @pytest.mark.parametrize("partitioned", [False, True], ids=["unpartitioned", "partitioned"])
 @settings(
-    max_examples=HISTORIES,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    max_examples=HISTORIES, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(
     steps=steps(changes_max=10),
@@ -105,12 +93,7 @@ def test_positions_of_several_chunks() -> None:
     """Deletion vectors of several containers, each a chunk of its own here, grow and shrink as small ones do."""
     pairs = [Delete(((0, bits),)) for bits in (0b000011, 0b001100, 0b110000)]
     steps = [step for delete in pairs for step in (delete, Sync())]
-    play(
-        [Append(((1, 0),)), Sync(), *steps, Restore(1)],
-        partitioned=False,
-        granularity="file",
-        big=True,
-    )
+    play([Append(((1, 0),)), Sync(), *steps, Restore(1)], partitioned=False, granularity="file", big=True)
 
 
 @pytest.mark.parametrize("remove_first", [False, True], ids=["shrunk", "removed"])

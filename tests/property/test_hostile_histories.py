@@ -63,9 +63,7 @@ def test_tour(verb: str, version: int) -> None:
     ],
 )
 @settings(
-    max_examples=HISTORIES,
-    print_blob=True,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+    max_examples=HISTORIES, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
 @given(
     steps=steps(changes_max=8, more=[VERBS[verb] for verb in PLAYED for _ in range(3)]),

@@ -66,9 +66,7 @@ def upgrade() -> None:
     _index("intents", "table_id", "status")
 
     op.create_table(
-        "metadata_files",
-        *_written_file("metadata_files"),
-        sa.Column("kind", sa.String(32), nullable=False),
+        "metadata_files", *_written_file("metadata_files"), sa.Column("kind", sa.String(32), nullable=False)
     )
     _index("metadata_files", "intent_id")
     _index("metadata_files", "table_id", "status", "kind", "since_ms", "size_bytes")

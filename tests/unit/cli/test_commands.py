@@ -991,14 +991,7 @@ def imported_by(folder: Path, *arguments: str) -> set[str]:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("--help",),
-        ("sync", "--help"),
-        ("status",),
-        ("pause", "t"),
-        ("resume", "t"),
-        ("resync", "t"),
-    ],
+    [("--help",), ("sync", "--help"), ("status",), ("pause", "t"), ("resume", "t"), ("resync", "t")],
     ids=" ".join,
 )
 @pytest.mark.parametrize("config", [FOLLOWED, PATTERN], ids=["listed", "found"])

@@ -5,13 +5,7 @@ from pathlib import Path
 import pytest
 
 from daemon.config.load import load_settings
-from daemon.config.settings import (
-    DefaultsSettings,
-    HealthSettings,
-    LimitsSettings,
-    Settings,
-    TableSettings,
-)
+from daemon.config.settings import DefaultsSettings, HealthSettings, LimitsSettings, Settings, TableSettings
 from daemon.errors import ConfigInvalid
 from daemon.iceberg.catalogs import Catalogs, with_auth
 from tests.kit.keys import render_keys
@@ -251,7 +245,7 @@ def test_a_missing_extra_is_named(load, monkeypatch):
     """Only if it is switched on, and without an import of it."""
     monkeypatch.setattr("daemon.config.checks.distributions", lambda name: [])
     assert faults_of(load, ONE_CATALOG + "hooks: [{url: 'http://h/'}, {url: 'http://h/', format: openlineage}]\n") == [
-        "hooks[1].format: needs openlineage-python: install the extra `lineage` of dvsync's wheel",
+        "hooks[1].format: needs openlineage-python: install the extra `lineage` of dvsync's wheel"
     ]
 
 
@@ -317,10 +311,7 @@ def test_two_patterns_of_one_folder(load):
     [
         ("", "empty"),
         ("- a\n- b\n", "must be a mapping"),
-        (
-            "a: [1, 2\nb: 3\n",
-            "line 2, column 2: the '[' of line 1 is not closed before here, or a comma is missing",
-        ),
+        ("a: [1, 2\nb: 3\n", "line 2, column 2: the '[' of line 1 is not closed before here, or a comma is missing"),
         ("tables: &x [*x]\n", "tables[0]: "),
         ("a: !!python/object/apply:os.system ['true']\n", "line 1, column 4"),
         ("a: \x00", "the file is not UTF-8 text"),
@@ -341,12 +332,7 @@ def test_the_section_auth_of_a_catalog(load, monkeypatch, tmp_path):
     assert properties["auth.oauth2.client_id"] == "me"
     assert with_auth(properties)["auth"] == {
         "type": "oauth2",
-        "oauth2": {
-            "client_id": "me",
-            "client_secret": "hidden-1",
-            "token_url": "http://h/t",
-            "expires_in": 60,
-        },
+        "oauth2": {"client_id": "me", "client_secret": "hidden-1", "token_url": "http://h/t", "expires_in": 60},
     }
     assert "hidden" not in str(settings.redacted()) and "http://h/t" in str(settings.redacted())
     assert settings.secrets() == {"hidden-1"}

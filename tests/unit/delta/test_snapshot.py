@@ -23,18 +23,7 @@ from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from daemon.store.storage import FileIOStorage, FileMeta, Source
 from tests.kit.examples import examples
-from tests.kit.logs import (
-    ADD_TYPE,
-    CHECKPOINT,
-    KINDS,
-    METADATA,
-    PROTOCOL,
-    Action,
-    HandmadeLog,
-    add,
-    remove,
-    vector,
-)
+from tests.kit.logs import ADD_TYPE, CHECKPOINT, KINDS, METADATA, PROTOCOL, Action, HandmadeLog, add, remove, vector
 
 START = [PROTOCOL, METADATA]
 

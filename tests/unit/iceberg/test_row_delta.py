@@ -411,13 +411,7 @@ def test_the_summary_counts_what_the_snapshot_does(partitioned: MadeTable) -> No
     summary = partitioned.summary()
     assert [
         summary[f"total-{name}"] for name in ("data-files", "records", "files-size", "delete-files", "position-deletes")
-    ] == [
-        "2",
-        "301",
-        str(101 + 400 + 100),
-        "2",
-        "9",
-    ]
+    ] == ["2", "301", str(101 + 400 + 100), "2", "9"]
 
 
 def _counts(made: MadeTable) -> dict[str, str]:

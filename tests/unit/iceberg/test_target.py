@@ -149,11 +149,7 @@ def test_a_snapshot_follows_its_parent(made: MadeTable) -> None:
     snapshots = made.table().snapshots()
     assert [
         (snapshot.snapshot_id, snapshot.parent_snapshot_id, snapshot.sequence_number) for snapshot in snapshots
-    ] == [
-        (1, None, 1),
-        (2, 1, 2),
-        (3, 2, 3),
-    ]
+    ] == [(1, None, 1), (2, 1, 2), (3, 2, 3)]
     assert made.summary()["total-data-files"] == "3"
     assert made.table().metadata.last_sequence_number == 3
 

@@ -62,11 +62,7 @@ class World:
             folder / "dvsync",
             self.table.location,
             clock=self.clock,
-            table_options={
-                "tag_every": tag_every,
-                "tag_retention": "10h",
-                "maintenance": settings,
-            },
+            table_options={"tag_every": tag_every, "tag_retention": "10h", "maintenance": settings},
         )
         self.bench.first_sync_empty(self.table)
         self.paths = [self.table.write_file([(100 * n + i, "x", "v") for i in range(50)]) for n in range(2)]

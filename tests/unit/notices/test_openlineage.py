@@ -21,11 +21,7 @@ from daemon.notices.runs import Run, catalog_place, events_of
         ("s3://lake/raw/orders", "s3://lake", "raw/orders"),
         ("s3a://lake/raw/orders", "s3://lake", "raw/orders"),
         ("gs://lake/orders", "gs://lake", "orders"),
-        (
-            "abfss://box@account.dfs.core.windows.net/a/b",
-            "abfss://box@account.dfs.core.windows.net",
-            "a/b",
-        ),
+        ("abfss://box@account.dfs.core.windows.net/a/b", "abfss://box@account.dfs.core.windows.net", "a/b"),
         ("s3://lake", "s3://lake", "/"),
     ],
 )

@@ -79,10 +79,7 @@ def test_a_clock_that_was_ahead_delays_nothing() -> None:
     assert due_ms(last, VerifySettings(), 1, now_ms=4_000) == 0
 
 
-@given(
-    files=st.integers(1, 1000 * FILES_AT_ONCE),
-    late_ms=st.lists(st.integers(0, 5_000), min_size=1, max_size=5),
-)
+@given(files=st.integers(1, 1000 * FILES_AT_ONCE), late_ms=st.lists(st.integers(0, 5_000), min_size=1, max_size=5))
 def test_a_pass_takes_a_period_however_late_its_parts_are(files: int, late_ms: list[int]) -> None:
     """Each part begins late by one of `late_ms`, as when the process looks only now and then."""
     of_table = VerifySettings(period="100s")

@@ -110,10 +110,7 @@ def test_the_kind_is_told_by_classes_and_types(chain: list[Thrown], kind: type[S
             [deltas("DELTA_MISSING_PART_FILES", "No parts."), of("java.io.FileNotFoundException", *IO, message="gone")],
             "No parts",
         ),
-        (
-            [Thrown(RUNTIME, "[INVALID_JSON] Not '[]'. Please correct. SQLSTATE: 2203G", "", "INVALID_JSON")],
-            "Not '[]'",
-        ),
+        ([Thrown(RUNTIME, "[INVALID_JSON] Not '[]'. Please correct. SQLSTATE: 2203G", "", "INVALID_JSON")], "Not '[]'"),
         ([of(*RUNTIME, message="No mode `x`. Please upgrade.")], "RuntimeException: No mode `x`"),
         ([UNREAD, of(*RUNTIME, message="not Parquet\n\tat x.y(Z.java:1)")], "RuntimeException: not Parquet"),
         ([UNREAD, of("x.SilentException", *RUNTIME, message="")], "Encountered error while reading file x"),

@@ -167,10 +167,7 @@ def test_azure_and_google():
         f"spark.hadoop.fs.azure.account.key.{host}": "k"
     }
     sas = conf_of(storage={"adls.account-host": "h", "adls.sas-token": "s"})
-    assert sas == {
-        "spark.hadoop.fs.azure.account.auth.type.h": "SAS",
-        "spark.hadoop.fs.azure.sas.fixed.token.h": "s",
-    }
+    assert sas == {"spark.hadoop.fs.azure.account.auth.type.h": "SAS", "spark.hadoop.fs.azure.sas.fixed.token.h": "s"}
     client = {"adls.tenant-id": "t", "adls.client-id": "c", "adls.client-secret": "s"}
     oauth = conf_of(storage={"adls.account-name": "lake", **client})
     assert oauth[f"spark.hadoop.fs.azure.account.auth.type.{host}"] == "OAuth"

@@ -11,13 +11,7 @@ from daemon.status.watch import Watch
 from state import Difference, Differences, Pause, ProofRecord, TableError, TableRecord
 
 RECORD = TableRecord(
-    id=1,
-    name="a",
-    source="file:///a",
-    target="db.a",
-    synced_version=4,
-    snapshot_id=40,
-    metadata_location="file:///m4",
+    id=1, name="a", source="file:///a", target="db.a", synced_version=4, snapshot_id=40, metadata_location="file:///m4"
 )
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=5, since_ms=1_000, consecutive=1, parked=True)
 

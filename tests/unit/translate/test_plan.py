@@ -21,12 +21,7 @@ from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.translate import delete_planner
 from daemon.translate.data_files import metrics_of
-from daemon.translate.delete_files import (
-    FILE_PATH_ID,
-    POS_ID,
-    UNKNOWN_DV,
-    DeleteFileResult,
-)
+from daemon.translate.delete_files import FILE_PATH_ID, POS_ID, UNKNOWN_DV, DeleteFileResult
 from daemon.translate.delete_planner import PositionDeletes
 from daemon.translate.plan import CommitPlan, SyncPlan
 from daemon.translate.schema import TableSchema, translate_schema
@@ -211,11 +206,7 @@ def test_the_kernel_is_told_both_deletion_vectors_and_the_rows() -> None:
     plan = planned(what, [live_file("old", before)], rows={"bare": 4})
     changes = [each for task in plan.tasks for each in task.changes]
     found = {each.data_file: (each.record_count, each.before, each.after) for each in changes}
-    assert found == {
-        "new": (ROWS, None, dv("1")),
-        "bare": (4, None, dv("2")),
-        "old": (ROWS, before, dv("3")),
-    }
+    assert found == {"new": (ROWS, None, dv("1")), "bare": (4, None, dv("2")), "old": (ROWS, before, dv("3"))}
 
 
 def test_an_unknown_deletion_vector_has_no_before() -> None:

@@ -287,13 +287,7 @@ def test_a_type_that_cannot_be_promoted_is_a_new_column(before: Any, after: Any,
 
 @pytest.mark.parametrize(
     ("before", "after"),
-    [
-        ("integer", "long"),
-        ("byte", "short"),
-        ("short", "long"),
-        ("float", "double"),
-        ("decimal(5,2)", "decimal(38,2)"),
-    ],
+    [("integer", "long"), ("byte", "short"), ("short", "long"), ("float", "double"), ("decimal(5,2)", "decimal(38,2)")],
 )
 def test_widenings_that_iceberg_has(before: str, after: str) -> None:
     """Promotions keep the id, in lists and maps too, told by Delta's type changes or not."""
@@ -438,11 +432,7 @@ def test_a_mapped_column_of_another_type_is_refused() -> None:
 
 @pytest.mark.parametrize(
     ("kind", "place"),
-    [
-        (array("long"), "c"),
-        (mapping("string", "long"), "c"),
-        (struct(mapped("x", array("long"), 2)), "c.x"),
-    ],
+    [(array("long"), "c"), (mapping("string", "long"), "c"), (struct(mapped("x", array("long"), 2)), "c.x")],
 )
 def test_elements_without_ids_are_refused(kind: Any, place: str) -> None:
     """With column mapping, files have ids for columns and none for elements: some readers would see nulls."""

@@ -147,20 +147,8 @@ def test_tables_are_the_list_of_status_json(server):
                 "orphans_waiting": 1,
                 "orphan_bytes": 40,
                 "written_files": [
-                    {
-                        "kind": "delete-file",
-                        "status": "live",
-                        "files": 2,
-                        "size_bytes": 700,
-                        "oldest_seconds": 5.0,
-                    },
-                    {
-                        "kind": "manifest",
-                        "status": "orphaned",
-                        "files": 1,
-                        "size_bytes": 40,
-                        "oldest_seconds": 60.0,
-                    },
+                    {"kind": "delete-file", "status": "live", "files": 2, "size_bytes": 700, "oldest_seconds": 5.0},
+                    {"kind": "manifest", "status": "orphaned", "files": 1, "size_bytes": 40, "oldest_seconds": 60.0},
                 ],
             }
         ],
