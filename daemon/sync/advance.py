@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache, reduce
 from operator import or_
 
@@ -15,15 +16,20 @@ from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
 
 from daemon.delta.actions import Commit
+from daemon.delta.checksum import Totals
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
-from daemon.errors import StateMismatch, Unsupported
-from daemon.iceberg.account import Account, check_account
+from daemon.errors import CorruptInput, ObjectMissing, ResyncNeeded, StateMismatch, SyncError, Unsupported
+from daemon.iceberg.account import check_account, find_account
 from daemon.iceberg.references import live_entries
+from daemon.iceberg.schema_changes import layout_of
+from daemon.observe import tracing
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import CheckTask
+from daemon.sync.announcements import announce_schema_change, publish
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import write_deletions
-from daemon.sync.outcomes import Shown, SyncResult, outcome_of_change, result_of_change
+from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, outcome_of_change, remembered_account
+from daemon.sync.proof import Checksums, check_state
 from daemon.sync.recovery import int64s
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, next_shape, shape_of
@@ -34,54 +40,100 @@ from state import TableError
 
 
 def advance(
-    context: TableContext, shown: Shown, commits: Sequence[Commit], before: Account, check: Callable[[Account], None]
+    context: TableContext,
+    checksums: Checksums,
+    shown: Shown,
+    commits: Sequence[Commit],
+    state_totals: Totals | None = None,
 ) -> tuple[Shown, SyncResult]:
     """Show `commits` (consecutive, read and validated) in one Iceberg snapshot, or none if they change no rows.
 
-    `before` is the account of the table now. `check` receives the account after the commits, and raises before anything
-    is written. Raises `StateMismatch` if the state store's live files cannot be Delta's.
+    They are from the log, or made by a comparison with a Delta state of these totals. Before anything is written, the
+    account after them is checked against the totals or the version's checksum file. Raises `StateMismatch` if the state
+    store's live files cannot be Delta's.
 
     After a failure the Iceberg table is unchanged, or the error is `CommitOutcomeUnknown`. The state store knows the
     files that were written, as orphans or by an open intent.
     """
     store, record = context.store, shown.record
-    live = store.find_live_files(record.id, touched_paths(commits))
-    change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
-    if _removes_unknown(commits, live):
-        _check_in_step(context, shown, change.to_version)
+    layout, started_ms = layout_of(shown.table), context.clock.now_ms()
+    before = find_account(shown.table.current_snapshot()) if state_totals is None else None
+    before = before or remembered_account(context, record)
+    with _placed_errors(context, commits, from_log=state_totals is None), tracing.step("snapshot") as span:
+        live = store.find_live_files(record.id, touched_paths(commits))
+        change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
+        if _removes_unknown(commits, live):
+            _check_in_step(context, shown, change.to_version)
 
-    shape = _shape_after(context, shown, change)
-    with context.step("inspect"):
-        inspection = context.runner.inspect_data_files(
-            list(change.added.values()), shape.table, context.storage, context.properties
+        shape = _shape_after(context, shown, change)
+        with context.step("inspect"):
+            added = list(change.added.values())
+            inspection = context.runner.inspect_data_files(added, shape.table, context.storage, context.properties)
+        account = before + account_change(change, live, inspection.metrics)
+        if state_totals is None:
+            checksums.check(change.to_version, account)
+        else:
+            check_state(state_totals, account)
+        shape = shape.with_files(inspection.traits)
+        definition, first, last = shape.definition, change.from_version, change.to_version
+        with Transaction(
+            context, record, shown.table, definition, from_version=first, to_version=last, step=context.step
+        ) as transaction:
+            plan = SyncPlan(change, live, shape.table, inspection.metrics)
+            completed = write_deletions(context, transaction, record, shape.deletes, plan)
+            recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
+            outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
+            # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
+            makes_snapshot = not completed.is_empty or record.snapshot_id in definition.misread.snapshot_ids
+            if makes_snapshot:
+                prepared = transaction.prepare(completed.delta, account)
+                shown = transaction.show(
+                    definition, prepared, outcome, account, from_version=first, operation=change.operation
+                )
+            else:
+                check_account(account, before)
+                shown = transaction.define(definition, outcome)
+        result = SyncResult(
+            outcome=SyncOutcome.ADVANCED,
+            from_version=first,
+            to_version=last,
+            snapshot_id=shown.record.snapshot_id,
+            operation=change.operation,
+            snapshots=int(makes_snapshot),
+            data_files_added=len(change.added),
+            data_files_removed=len(change.removed),
+            delete_files_added=len(completed.written),
+            delete_files_removed=len(completed.removed_delete_files),
+            positions_added=completed.new_positions,
         )
-    account = before + account_change(change, live, inspection.metrics)
-    check(account)
-    shape = shape.with_files(inspection.traits)
-    transaction = Transaction(
-        context,
-        record,
-        shown.table,
-        shape.definition,
-        from_version=change.from_version,
-        to_version=change.to_version,
-        step=context.step,
-    )
-    with transaction:
-        plan = SyncPlan(change, live, shape.table, inspection.metrics)
-        completed = write_deletions(context, transaction, record, shape.deletes, plan)
-        recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
-        outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
-        # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
-        if completed.is_empty and record.snapshot_id not in shape.definition.misread.snapshot_ids:
-            check_account(account, before)
-            shown = transaction.define(shape.definition, outcome)
-            return shown, result_of_change(change, completed, shown.record, snapshots=0)
-        prepared = transaction.prepare(completed.delta, account)
-        shown = transaction.show(
-            shape.definition, prepared, outcome, account, from_version=change.from_version, operation=change.operation
-        )
-    return shown, result_of_change(change, completed, shown.record, snapshots=1)
+        span.report(result.figures())
+    publish(context, shown, result, started_ms)
+    if change.metadata:
+        announce_schema_change(context, layout, shown)
+    return shown, result
+
+
+@contextmanager
+def _placed_errors(context: TableContext, commits: Sequence[Commit], *, from_log: bool) -> Iterator[None]:
+    """Name the version in errors. Raises `ResyncNeeded` if a file of a single commit of the log is gone and Delta has
+    newer versions.
+    """
+    version = commits[-1].version
+    try:
+        yield
+    except SyncError as error:
+        is_gone = isinstance(error, ObjectMissing) and from_log and len(commits) == 1
+        if is_gone and context.log.has_version(version + 1):
+            raise ResyncNeeded(
+                f"version {version} can no longer be read ({error.message}), and newer versions exist",
+                version=version,
+                path=error.path,
+                hint="VACUUM removed files before dvsync read them. dvsync compares both states and commits the "
+                "difference.",
+            ) from error
+        # If the error names no file, the refused contents are in the commit file itself.
+        path = context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
+        raise error.located(version=version, path=path) from error.__cause__
 
 
 def _removes_unknown(commits: Sequence[Commit], live: Iterable[str]) -> bool:

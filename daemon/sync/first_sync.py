@@ -107,7 +107,9 @@ def show_state(
             recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(record.id)),
         )
         live_files = _live_files(answers, dvs)
-        shown = transaction.show_whole(shape.definition, prepared, outcome, account, live_files, operation=operation)
+        shown = transaction.show(
+            shape.definition, prepared, outcome, account, live_files=live_files, operation=operation
+        )
     if record.proof:
         # It was one of the table as it was before.
         context.store.record_proof(record.id, None)

@@ -6,15 +6,13 @@ The Iceberg table decides how far we are; the state store only remembers it.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 from threading import Event
 
 import structlog
 from pyiceberg.table import Table
 
 from daemon.config.settings import NoticeKind
-from daemon.delta.actions import Commit
-from daemon.delta.checksum import Totals
 from daemon.errors import (
     AccountMismatch,
     CatalogAway,
@@ -24,12 +22,10 @@ from daemon.errors import (
     ResyncNeeded,
     SchemaChanged,
     StateMismatch,
-    SyncError,
     TargetChanged,
     TargetUnreadable,
     Unsupported,
 )
-from daemon.iceberg.account import Account, find_account
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.schema_changes import layout_of
 from daemon.notices.notice import make_notice
@@ -41,9 +37,9 @@ from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
 from daemon.sync.news import News
 from daemon.sync.other_writer import OtherWriter
-from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, remembered_account, unchanged_outcome
+from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, unchanged_outcome
 from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back
-from daemon.sync.proof import Checksums, check_state
+from daemon.sync.proof import Checksums
 from daemon.sync.recovery import check_ours, check_owner, commits_to_state, end_intents, load_shown, rebuild
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
@@ -99,68 +95,89 @@ class Follower:
         `full` rewrites the Iceberg table from Delta's whole newest state instead of following the log. While
         `others_wait`, the available versions may share a snapshot.
         """
+        context, store, settings = self._context, self._context.store, self._context.settings
         is_in_doubt = self._news.begin_sync()
-        with as_sync_errors(self._context.settings.name), self._context.committing:
-            shown, result = self._sync(stop or Event(), full, others_wait, is_in_doubt=is_in_doubt)
-            if shown and shown.record.resync_wanted:
-                self._context.store.record_resync_wanted(shown.record.id, False)
+        with as_sync_errors(settings.name), context.committing:
+            record = store.open_table(settings.name, settings.source, settings.target)
+            full = full or record.resync_wanted
+            shown: Shown | None = None
+            if record.synced_version is None and not context.log.is_there():
+                # A resync that is wanted is done with the first sync, which writes the whole table anyway.
+                result = SyncResult(SyncOutcome.WAITING, None, None)
+            else:
+                record, table, put_back = self._load(record, full)
+                if table is None:
+                    shown, result = self._show_whole("first sync", record)
+                    announce_created_again(context, record)
+                elif full:
+                    shown, result = self._replace(record, table, "a resync was asked for", is_wanted=True)
+                else:
+                    self._other_writer.give_way(record, table)
+                    # The hint of an earlier commit is missing if the process was killed, the store failed or the
+                    # setting is new.
+                    context.target.update_hint(table)
+                    try:
+                        shown = load_shown(context, record, table, is_in_doubt=is_in_doubt, put_back=put_back)
+                        shown, result = self._follow(record, self._upgraded(shown), stop or Event(), others_wait)
+                    except (ReplacementNeeded, TargetChanged) as error:
+                        shown, result = self._overwrite(record, table, error)
+            if record.resync_wanted:
+                store.record_resync_wanted(record.id, False)
             if shown and shown.record.wait:
-                self._context.store.record_wait(shown.record.id, None)
+                store.record_wait(record.id, None)
         self._news.end_sync(shown.record if shown else None)
         return result
 
-    def _sync(
-        self, stop: Event, full: bool, others_wait: Callable[[], bool], *, is_in_doubt: bool
-    ) -> tuple[Shown | None, SyncResult]:
-        context = self._context
-        settings = context.settings
-        record = context.store.open_table(settings.name, settings.source, settings.target)
-        full = full or record.resync_wanted
-        if record.synced_version is None and not context.log.is_there():
-            if record.resync_wanted:
-                # The first sync writes the whole table anyway.
-                context.store.record_resync_wanted(record.id, False)
-            return None, SyncResult(SyncOutcome.WAITING, None, None)
-        table = self._find_table(record, full)
+    def _load(self, record: TableRecord, full: bool) -> tuple[TableRecord, Table | None, bool]:
+        """Load the Iceberg table, end the intents that a crash left, and check that the table is ours.
+
+        Returns the record after that, the table if it exists, and whether somebody put back older metadata.
+        """
+        context, find = self._context, self._context.target.find_table
+        try:
+            # Of several replicas of the catalog, one may be behind.
+            table = find() or (find() if record.metadata_location else None)
+        except CatalogAway:
+            # What it answered before may be over.
+            forget_seen(context, record, OLDER_ICEBERG)
+            raise
+        except (TargetUnreadable, ObjectMissing) as error:
+            if not full:
+                raise
+            table = restore_metadata(context, record, error)
         put_back = not full and is_put_back(context, record, table)
         record = end_intents(context, record, table)
-        if table is None:
-            made = self._show_whole("first sync", record)
-            announce_created_again(context, record)
-            return made
-        check_ours(context, record, table)
-        check_owner(context, record, table)
-        check_format_version(settings, table)
-        check_places(table.metadata.location, table.properties, context.location)
-        if full:
-            return self._replace(record, table, "a resync was asked for", is_wanted=True)
-        self._other_writer.give_way(record, table)
-        # The hint of an earlier commit is missing if the process was killed, the store failed or the setting is new.
-        context.target.update_hint(table)
-        try:
-            shown = self._upgraded(load_shown(context, record, table, is_in_doubt=is_in_doubt, put_back=put_back))
-            return self._follow(record, shown, stop, others_wait)
-        except ReplacementNeeded as needed:
-            return self._replace(record, table, str(needed))
-        except TargetChanged as error:
-            if settings.on_foreign_commit != "overwrite":
-                raise
-            replaced = self._replace(record, table, str(error))
+        if table is not None:
+            check_ours(context, record, table)
+            check_owner(context, record, table)
+            check_format_version(context.settings, table)
+            check_places(table.metadata.location, table.properties, context.location)
+        return record, table, put_back
+
+    def _overwrite(
+        self, record: TableRecord, table: Table, error: ReplacementNeeded | TargetChanged
+    ) -> tuple[Shown, SyncResult]:
+        """Replace a table that cannot be followed. If somebody else changed it, only if the settings say so."""
+        context, is_foreign = self._context, isinstance(error, TargetChanged)
+        if is_foreign and context.settings.on_foreign_commit != "overwrite":
+            raise error
+        replaced = self._replace(record, table, str(error))
+        if is_foreign:
             text = f"the Iceberg table was overwritten with Delta's state: {error.message}"
             context.announce(make_notice(NoticeKind.TARGET_CHANGED, replaced[0].record, text, context.clock))
-            return replaced
+        return replaced
 
     def _follow(
         self, record: TableRecord, shown: Shown, stop: Event, others_wait: Callable[[], bool]
     ) -> tuple[Shown, SyncResult]:
         """Show Delta's new versions, by the log if it can be followed, else by comparing states."""
+        context, checksums = self._context, self._checksums
         rebuilt = shown.record.snapshot_id != record.snapshot_id
         outcome = SyncOutcome.REBUILT if rebuilt else SyncOutcome.UNCHANGED
         result = SyncResult(outcome, None, shown.record.synced_version)
         reason, self._compare_reason = self._compare_reason, None
         if shown.record.must_compare or reason:
             shown, step = self._compare(shown, reason or "the state store is in doubt")
-            result = result.then(step)
         else:
             try:
                 news = self._news.read(shown, stop, others_wait) if self._news.check_continuity(shown) else ()
@@ -168,25 +185,24 @@ class Follower:
                     try:
                         # A stop may have come before the first of them was read.
                         if commits:
-                            shown, step = self._advance(shown, commits)
+                            shown, step = advance(context, checksums, shown, commits)
                             result = result.then(step)
                     except REFUSALS:
                         if len(commits) == 1:
                             raise
                         # One by one, so that those before the faulty commit are shown, and the error names it.
                         for commit in commits:
-                            shown, step = self._advance(shown, [commit])
+                            shown, step = advance(context, checksums, shown, [commit])
                             result = result.then(step)
-                    result = result.with_more(has_next)
+                    result = replace(result, more=has_next)
                 return shown, result
             except (StateMismatch, AccountMismatch) as mismatch:
                 shown, step = self._compare_rebuilt(shown, mismatch)
-                result = result.then(step)
             except ResyncNeeded as needed:
                 shown, step = self._compare(shown, str(needed))
-                result = result.then(step)
-        assert shown.record.synced_version is not None, "what is shown has a version"
-        return shown, result.with_more(self._context.log.has_version(shown.record.synced_version + 1))
+        version = shown.record.synced_version
+        assert version is not None, "what is shown has a version"
+        return shown, replace(result.then(step), more=context.log.has_version(version + 1))
 
     def _upgraded(self, shown: Shown) -> Shown:
         """Upgrade the Iceberg table to the format version of the settings. Its delete files stay as they are."""
@@ -207,20 +223,6 @@ class Follower:
             shown = transaction.define(definition, outcome)
         _log.info(events.TARGET_UPGRADED, format_version=context.settings.format_version)
         return shown
-
-    def _find_table(self, record: TableRecord, full: bool) -> Table | None:
-        find = self._context.target.find_table
-        try:
-            # Of several replicas of the catalog, one may be behind.
-            return find() or (find() if record.metadata_location else None)
-        except CatalogAway:
-            # What it answered before may be over.
-            forget_seen(self._context, record, OLDER_ICEBERG)
-            raise
-        except (TargetUnreadable, ObjectMissing) as error:
-            if not full:
-                raise
-            return restore_metadata(self._context, record, error)
 
     def _replace(
         self, record: TableRecord, table: Table, reason: str, *, is_wanted: bool = False
@@ -272,44 +274,8 @@ class Follower:
         with context.open_state(version) as state:
             check_delta_not_older(context, before, state)
             commits, totals = commits_to_state(context, shown, state)
-        shown, result = self._advance(shown, commits, totals)
+        shown, result = advance(context, self._checksums, shown, commits, totals)
         self._news.put_off_listing()
         self._checksums.learn(commits[-1].version, totals)
-        announce_replaced_source(self._context, before, shown.record)
-        return shown, result
-
-    def _advance(self, shown: Shown, commits: list[Commit], totals: Totals | None = None) -> tuple[Shown, SyncResult]:
-        """Show commits of the log, or commits made by a comparison with a Delta state of these `totals`.
-
-        Raises `ResyncNeeded` if a file of a single commit of the log is gone and Delta has newer versions.
-        """
-        context, version = self._context, commits[-1].version
-        check: Callable[[Account], None]
-        if totals is None:
-            before = find_account(shown.table.current_snapshot()) or remembered_account(context, shown.record)
-            check = partial(self._checksums.check, version)
-        else:
-            before = remembered_account(context, shown.record)
-            check = partial(check_state, totals)
-        layout, started_ms = layout_of(shown.table), context.clock.now_ms()
-        try:
-            with tracing.step("snapshot") as span:
-                shown, result = advance(context, shown, commits, before, check)
-                span.report(result.figures())
-        except SyncError as error:
-            is_gone = isinstance(error, ObjectMissing) and totals is None and len(commits) == 1
-            if is_gone and context.log.has_version(version + 1):
-                raise ResyncNeeded(
-                    f"version {version} can no longer be read ({error.message}), and newer versions exist",
-                    version=version,
-                    path=error.path,
-                    hint="VACUUM removed files before dvsync read them. dvsync compares both states and commits the "
-                    "difference.",
-                ) from error
-            # If the error names no file, the refused contents are in the commit file itself.
-            path = context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
-            raise error.located(version=version, path=path) from error.__cause__
-        publish(context, shown, result, started_ms)
-        if any(commit.metadata for commit in commits):
-            announce_schema_change(context, layout, shown)
+        announce_replaced_source(context, before, shown.record)
         return shown, result

@@ -58,9 +58,6 @@ class SyncResult:
         """Return all but the outcome, for the log and for traces."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name != "outcome"}
 
-    def with_more(self, more: bool) -> SyncResult:
-        return replace(self, more=more)
-
     def then(self, later: SyncResult) -> SyncResult:
         """Join both results into one cycle's result."""
         return replace(
@@ -99,19 +96,13 @@ def marker_of(outcome: Outcome) -> Marker:
 
 def outcome_of_change(record: TableRecord, change: TableChange, completed: CommitPlan) -> Outcome:
     """Make the outcome of a change. The manifests of added files are not known yet."""
-    delta_table_id = change.metadata.id if change.metadata else record.delta_table_id
-    assert delta_table_id is not None, "a table that is followed has been synced"
-    return Outcome(
-        table_id=record.id,
-        delta_table_id=delta_table_id,
-        from_version=record.synced_version,
+    unchanged = unchanged_outcome(record)
+    return with_fields(
+        unchanged,
+        delta_table_id=change.metadata.id if change.metadata else unchanged.delta_table_id,
         to_version=change.to_version,
         source_timestamp_ms=change.timestamp_ms,
-        snapshot_id=record.snapshot_id,
-        metadata_location=record.metadata_location,
-        format_version=record.format_version,
-        catalog=record.catalog,
-        table_uuid=record.table_uuid,
+        must_compare=False,
         added_files=tuple(
             live_file(data_file, "", add.deletion_vector, add.uri)
             for data_file in completed.delta.added_data_files
@@ -192,21 +183,4 @@ def placed(outcome: Outcome, prepared: PreparedSnapshot) -> Outcome:
             with_fields(file, manifest_path=place[file.path]) for file in outcome.added_delete_files
         ),
         moved_manifests=tuple(prepared.moved_manifests.items()),
-    )
-
-
-def result_of_change(change: TableChange, completed: CommitPlan, record: TableRecord, *, snapshots: int) -> SyncResult:
-    """Make the result of a shown `change`; `record` is the table's row after it."""
-    return SyncResult(
-        outcome=SyncOutcome.ADVANCED,
-        from_version=change.from_version,
-        to_version=change.to_version,
-        snapshot_id=record.snapshot_id,
-        operation=change.operation,
-        snapshots=snapshots,
-        data_files_added=len(change.added),
-        data_files_removed=len(change.removed),
-        delete_files_added=len(completed.written),
-        delete_files_removed=len(completed.removed_delete_files),
-        positions_added=completed.new_positions,
     )

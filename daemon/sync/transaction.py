@@ -4,7 +4,7 @@
 2. the names: every file's name is recorded before the file exists;
 3. the files: delete files and manifests are written;
 4. the account: the totals of the new manifests must equal Delta's totals;
-5. the outcome: stored beside the intent (except by `show_whole`);
+5. the outcome: stored beside the intent (except that of a whole table);
 6. the commit: the manifest list, and one compare-and-swap at the catalog;
 7. the record: the stored outcome is applied to the state store.
 
@@ -44,8 +44,7 @@ class Transaction:
     """One change of the table of `record`. Used as a `with` block: an error abandons the change.
 
     `definition` is the table's new definition, needed to write files. `step` times or traces a step by its name. `id`
-    is the intent's and the snapshot's id. Call `begin` first, and one of `show`, `show_whole`, `define` and `expire`
-    last.
+    is the intent's and the snapshot's id. Call `begin` first, and one of `show`, `define` and `expire` last.
     """
 
     def __init__(
@@ -116,7 +115,7 @@ class Transaction:
         return tuple(self._view.locations.new_metadata_location(name) for name in names)
 
     def announce(self, paths: Sequence[str]) -> None:
-        """Record the names of delete files, manifests, manifest lists and metadata files before these exist."""
+        """Record the names of files before these exist."""
         by_kind: dict[FileKind, list[str]] = defaultdict(list)
         for path in paths:
             by_kind[kind_of(path)].append(path)
@@ -147,39 +146,28 @@ class Transaction:
         outcome: Outcome,
         account: Account,
         *,
+        live_files: Iterable[LiveFile] | None = None,
         from_version: int | None = None,
         operation: str | None = None,
     ) -> Shown:
-        """Commit the prepared snapshot and record `outcome`. The last three arguments go into the summary."""
-        outcome = placed(outcome, prepared)
-        self._context.store.record_prepared(self.id, outcome)
+        """Commit the prepared snapshot and record `outcome`. The summary has the last two arguments and the account.
+
+        The outcome of a whole table, which comes with its `live_files`, is too large to be stored first: if the commit
+        lands without being recorded, the state store is rebuilt from the table.
+        """
+        store, settings = self._context.store, self._context.settings
+        outcome, version = placed(outcome, prepared), outcome.to_version
+        if live_files is None:
+            store.record_prepared(self.id, outcome)
+        # From here on only the Iceberg table shows whether the intent landed.
+        self._is_open = False
         marker = marker_of(outcome).to_summary(from_version=from_version, operation=operation)
         summary = {**marker, **account.to_summary()}
-        return self._recorded(outcome, self._commit(definition, prepared, summary, outcome.to_version))
-
-    def show_whole(
-        self,
-        definition: Definition,
-        prepared: PreparedSnapshot,
-        outcome: Outcome,
-        account: Account,
-        live_files: Iterable[LiveFile],
-        *,
-        operation: str | None,
-    ) -> Shown:
-        """Commit a snapshot of the whole table. Unlike `show`, does not store the outcome first: it is too large.
-
-        If the commit lands without being recorded, the state store is rebuilt from the table.
-        """
-        outcome = placed(outcome, prepared)
-        marker = marker_of(outcome).to_summary(operation=operation)
-        table = self._commit(definition, prepared, {**marker, **account.to_summary()}, outcome.to_version)
-        outcome = shown_in(outcome, table)
-        store, at_ms = self._context.store, self._context.clock.now_ms()
-        delete_files = outcome.added_delete_files
-        with self._step("record"):
-            store.record_rebuilt(with_fields(outcome, added_delete_files=()), live_files, delete_files, at_ms=at_ms)
-        return Shown(with_outcome(self._record, outcome), table)
+        age_max_ms = round(settings.tag_retention_s * 1000)
+        tag = Tag(tag_name(version), age_max_ms) if settings.is_tagged(version) else None
+        with self._step("commit"):
+            table = self._context.target.commit(self._table, definition, prepared, summary, self.announce, tag=tag)
+        return self._recorded(outcome, table, live_files)
 
     def define(self, definition: Definition, outcome: Outcome) -> Shown:
         """Change the table to `definition` and record `outcome`, without a snapshot."""
@@ -214,21 +202,14 @@ class Transaction:
                 removed.append(path)
         return removed
 
-    def _commit(
-        self, definition: Definition, prepared: PreparedSnapshot, summary: dict[str, str], version: int
-    ) -> Table:
-        # From here on only the Iceberg table shows whether the intent landed.
-        self._is_open = False
-        settings = self._context.settings
-        age_max_ms = round(settings.tag_retention_s * 1000)
-        tag = Tag(tag_name(version), age_max_ms) if settings.is_tagged(version) else None
-        with self._step("commit"):
-            return self._context.target.commit(self._table, definition, prepared, summary, self.announce, tag=tag)
-
-    def _recorded(self, outcome: Outcome, table: Table) -> Shown:
+    def _recorded(self, outcome: Outcome, table: Table, live_files: Iterable[LiveFile] | None = None) -> Shown:
         outcome = shown_in(outcome, table)
+        store, at_ms, files = self._context.store, self._context.clock.now_ms(), outcome.added_delete_files
         with self._step("record"):
-            self._context.store.record_synced(self.id, outcome, at_ms=self._context.clock.now_ms())
+            if live_files is None:
+                store.record_synced(self.id, outcome, at_ms=at_ms)
+            else:
+                store.record_rebuilt(with_fields(outcome, added_delete_files=()), live_files, files, at_ms=at_ms)
         return Shown(with_outcome(self._record, outcome), table)
 
 

@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pyiceberg.catalog.sql import SqlCatalog
 
+import daemon
 from daemon.store.storage import FileIOStorage
 from daemon.sync.news import UNFINISHED_COMMIT_MAX_S
 from tests.kit.handmade import Bench, HandmadeTable, in_step
+
+OURS = str(Path(daemon.__file__).parent)
 
 
 @pytest.fixture
@@ -119,3 +124,19 @@ def test_each_further_commit_costs_a_read_and_a_look_for_its_successor(
     assert [name for verb, name in asked if verb == "open_input"] == ["2.json", "3.json", "4.json"]
     far = [name for verb, name in asked if verb == "exists" and int(name.removesuffix(".json")) > 5]
     assert len(far) == 1
+
+
+def test_the_way_to_a_commit_is_short(table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the follower to the catalog, a reader passes six functions of ours."""
+    ways: list[list[str]] = []
+    original = SqlCatalog.commit_table
+
+    def commit_table(*arguments: Any) -> Any:
+        ours = [frame.name for frame in traceback.extract_stack() if frame.filename.startswith(OURS)]
+        ways.append(ours[ours.index("sync") :])
+        return original(*arguments)
+
+    monkeypatch.setattr(SqlCatalog, "commit_table", commit_table)
+    delete(table, 1)
+    bench.sync()
+    assert ways == [["sync", "_follow", "advance", "show", "commit", "commit_updates"]]
