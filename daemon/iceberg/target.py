@@ -2,42 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from types import MappingProxyType
 
 import structlog
 from pyiceberg.catalog import Catalog
 from pyiceberg.exceptions import BadRequestError, CommitFailedException, NoSuchTableError, TableAlreadyExistsError
-from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC, PartitionSpec
+from pyiceberg.partitioning import UNPARTITIONED_PARTITION_SPEC as UNPARTITIONED
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
-from pyiceberg.table import StagedTable, Table
+from pyiceberg.table import StagedTable, Table, update
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot, Summary
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
-from pyiceberg.table.update import (
-    AddPartitionSpecUpdate,
-    AddSnapshotUpdate,
-    AddSortOrderUpdate,
-    AssertCreate,
-    AssertCurrentSchemaId,
-    AssertDefaultSpecId,
-    AssertRefSnapshotId,
-    AssertTableUUID,
-    AssignUUIDUpdate,
-    RemoveSnapshotRefUpdate,
-    RemoveSnapshotsUpdate,
-    SetCurrentSchemaUpdate,
-    SetDefaultSortOrderUpdate,
-    SetDefaultSpecUpdate,
-    SetLocationUpdate,
-    SetPropertiesUpdate,
-    SetSnapshotRefUpdate,
-    TableRequirement,
-    TableUpdate,
-    UpgradeFormatVersionUpdate,
-)
 
 from daemon.clock import Clock
 from daemon.errors import CommitConflict, CommitOutcomeUnknown, SyncError, Unsupported
@@ -47,17 +28,14 @@ from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
 from daemon.iceberg.tags import TAG, Tag
-from daemon.iceberg.version_hint import SUFFIX, write_version_hint
+from daemon.iceberg.version_hint import VersionHint
 from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-# A property in Nessie's configuration response. Nessie shows only the newest snapshot. It keeps older snapshots in its
-# own history, each with the name mapping of its time, and refuses to remove them.
-IS_NESSIE = "nessie.is-nessie-catalog"
-HINT_FAILED = (
-    "Check the store of the Iceberg table. The hint is written again with the next commit, or within ten minutes."
-)
+
+Updates = tuple[update.TableUpdate, ...]
+Requirements = tuple[update.TableRequirement, ...]
 
 
 @dataclass(frozen=True)
@@ -89,6 +67,7 @@ class Definition:
     format_version: int = 2
 
 
+@dataclass(eq=False)
 class Target:
     """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
@@ -96,70 +75,59 @@ class Target:
     if we may not commit. With `version_hint`, the hint in the table's folder follows each commit.
     """
 
-    def __init__(
-        self,
-        catalog_name: str,
-        open_catalog: Callable[[], Catalog],
-        identifier: str,
-        location: str | None,
-        clock: Clock,
-        *,
-        signature: Mapping[str, str] | None = None,
-        check_lease: Callable[[], None] = lambda: None,
-        version_hint: bool = False,
-    ) -> None:
-        self.identifier = identifier
-        self._signature = signature or {}
-        self._check_lease = check_lease
-        self._version_hint = version_hint
-        # The metadata file that the hint names, if we wrote it, and whether the last attempt failed.
-        self._hinted_location: str | None = None
-        self._hint_failed = False
-        self._catalog_name = catalog_name
-        self._open_catalog = open_catalog
-        self._location = location
-        self._clock = clock
+    catalog_name: str
+    open_catalog: Callable[[], Catalog]
+    identifier: str
+    location: str | None
+    clock: Clock
+    signature: Mapping[str, str] = field(default_factory=dict)
+    check_lease: Callable[[], None] = lambda: None
+    version_hint: bool = False
+
+    def __post_init__(self) -> None:
+        self._hint = VersionHint(self.check_lease, lambda: self.open_catalog().load_table(self.identifier))
+
+    @contextmanager
+    def _catalog(self) -> Iterator[Catalog]:
+        try:
+            yield self.open_catalog()
+        except SyncError:
+            raise
+        except Exception as error:
+            raise catalog_away(self.catalog_name, error) from error
 
     def find_table(self) -> Table | None:
         """Load the table from the catalog; None if it does not exist.
 
         Raises ObjectMissing and TargetUnreadable for the metadata file that the catalog names.
         """
-        try:
-            return self._open_catalog().load_table(self.identifier)
-        except NoSuchTableError:
-            return None
-        except SyncError:
-            raise
-        except Exception as error:
-            raise catalog_away(self._catalog_name, error) from error
+        with self._catalog() as catalog, suppress(NoSuchTableError):
+            return catalog.load_table(self.identifier)
+        return None
 
     def drop(self) -> None:
         """Drop the table from the catalog, which keeps its files. Raises CatalogAway."""
-        try:
-            self._open_catalog().drop_table(self.identifier)
-        except SyncError:
-            raise
-        except Exception as error:
-            raise catalog_away(self._catalog_name, error) from error
+        with self._catalog() as catalog:
+            catalog.drop_table(self.identifier)
 
     def stage(self, definition: Definition) -> Table:
         """Stage a table that the first commit will create. Its namespace is created now if it is missing."""
-        try:
-            catalog = self._open_catalog()
-            _ensure_namespace(catalog, self.identifier)
+        namespace = Catalog.namespace_from(self.identifier)
+        with self._catalog() as catalog:
+            try:
+                catalog.create_namespace_if_not_exists(namespace)
+            except Exception:
+                # Catalogs check before they create. If two tables create it at once, one may get any error.
+                if not catalog.namespace_exists(namespace):
+                    raise
             return stage_table(
                 catalog,
                 self.identifier,
                 schema=definition.schema,
                 spec=definition.spec,
-                location=self._location,
+                location=self.location,
                 properties={**definition.properties, "format-version": str(definition.format_version)},
             )
-        except SyncError:
-            raise
-        except Exception as error:
-            raise catalog_away(self._catalog_name, error) from error
 
     def define(
         self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})
@@ -172,9 +140,11 @@ class Target:
         if not updates:
             return table
         if stamp:
-            updates = (*updates, SetPropertiesUpdate(updates={**stamp, **self._signature}))
+            updates = (*updates, update.SetPropertiesUpdate(updates={**stamp, **self.signature}))
         removals, references = _removals(table, definition.misread.snapshot_ids, definition.misread.tags)
-        table = self._commit_metadata(table, (*updates, *removals), announce, references, definition.format_version)
+        with self._committing(table, definition.format_version):
+            commit_updates(table, (*updates, *removals), (*_unchanged(table), *references), announce)
+        self.update_hint(table)
         _log_expired(table, definition.misread)
         return table
 
@@ -185,23 +155,8 @@ class Target:
         snapshots at this very moment is lost: the specification has no requirement that a tag is absent.
         """
         removals, references = _removals(table, snapshot_ids, tags)
-        return self._commit_metadata(table, removals, announce, references, table.metadata.format_version)
-
-    def _commit_metadata(
-        self,
-        table: Table,
-        updates: tuple[TableUpdate, ...],
-        announce: Announce,
-        requirements: tuple[TableRequirement, ...],
-        format_version: int,
-    ) -> Table:
-        self._check_lease()
-        try:
-            commit_updates(table, updates, (*_unchanged(table), *requirements), announce)
-        except CommitFailedException as error:
-            raise self._conflict(error) from error
-        except Exception as error:
-            raise self._failed(error, table, format_version) from error
+        with self._committing(table, table.metadata.format_version):
+            commit_updates(table, removals, (*_unchanged(table), *references), announce)
         self.update_hint(table)
         return table
 
@@ -217,14 +172,13 @@ class Target:
     ) -> Table:
         """Make `prepared` the table's current snapshot. Creates the table if it was only staged.
 
-        The same commit sets `tag` on the snapshot, unless the table has a tag or branch of that name.
-        If the client names the new metadata file, `announce` gets its path before it is written. Raises
-        `CommitConflict` if someone else committed first (our commit certainly did not land) and `CommitOutcomeUnknown`
-        if our commit may have landed. The files stay in both cases. The next cycle tries again, after it has checked
-        whether this commit landed.
+        The same commit sets `tag` on the snapshot, unless the table has a tag or branch of that name. If the client
+        names the new metadata file, `announce` gets its path before it is written. Raises `CommitConflict` if someone
+        else committed first (our commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The
+        files stay in both cases: the next cycle checks whether it landed, then tries again.
         """
         creating = isinstance(table, StagedTable)
-        parent = None if creating else table.current_snapshot()
+        parent_id = table.metadata.current_snapshot_id
         sequence_number = 1 if creating else table.metadata.next_sequence_number()
         first_row_id = next_row_id(table.metadata)
         row_ids_end = write_manifest_list(
@@ -232,100 +186,70 @@ class Target:
             prepared.manifest_list_path,
             prepared.manifests,
             snapshot_id=prepared.snapshot_id,
-            parent_snapshot_id=parent.snapshot_id if parent else None,
+            parent_snapshot_id=parent_id,
             sequence_number=sequence_number,
             format_version=definition.format_version,
             next_row_id=first_row_id,
         )
         with_row_ids = has_row_lineage(definition.format_version)
-        if tag and (tag.name in table.metadata.refs or _is_nessie(table)):
-            tag = None
+        tag = None if tag and (tag.name in table.metadata.refs or _is_nessie(table)) else tag
         tagged = {TAG: tag.name} if tag else {}
         snapshot = Snapshot(
             snapshot_id=prepared.snapshot_id,
-            parent_snapshot_id=parent.snapshot_id if parent else None,
+            parent_snapshot_id=parent_id,
             sequence_number=sequence_number,
             # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
-            timestamp_ms=max(self._clock.now_ms(), 0 if creating else table.metadata.last_updated_ms + 1),
+            timestamp_ms=max(self.clock.now_ms(), 0 if creating else table.metadata.last_updated_ms + 1),
             manifest_list=prepared.manifest_list_path,
-            summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self._signature, **tagged),
+            summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self.signature, **tagged),
             schema_id=definition.schema.schema_id,
             first_row_id=first_row_id if with_row_ids else None,
             # Row ids that Delta gave to rows must not be given to others later.
             added_rows=max(row_ids_end, prepared.row_ids_end) - first_row_id if with_row_ids else None,
         )
-        updates, requirements = _changes(table, definition, snapshot, tag, creating=creating)
-        self._check_lease()
+        updates, requirements = _changes(table, definition, snapshot, tag)
         try:
-            commit_updates(table, updates, requirements, announce, written=prepared.written_files)
-        except (CommitFailedException, TableAlreadyExistsError) as error:
+            with self._committing(table, definition.format_version):
+                commit_updates(table, updates, requirements, announce, written=prepared.written_files)
+        except CommitConflict:
             # A catalog client that repeats a request by itself can conflict with its own first request.
             found = self.find_table()
             if found is None or found.metadata.current_snapshot_id != prepared.snapshot_id:
-                raise self._conflict(error) from error
+                raise
             table = found
-        except Exception as error:
-            raise self._failed(error, table, definition.format_version) from error
         self.update_hint(table)
         _log_expired(table, definition.misread)
         return table
 
     def update_hint(self, table: Table) -> None:
-        """Let the version hint name the table's current metadata file, if the hint is wanted and we have not done so.
+        """Let the version hint, if it is wanted, name the table's current metadata file."""
+        if self.version_hint:
+            self._hint.update(table)
 
-        A failure is only logged, the first of several: the hint serves nobody but readers by folder. The next call
-        tries again.
-        """
-        if not self._version_hint or table.metadata_location == self._hinted_location:
-            return
+    @contextmanager
+    def _committing(self, table: Table, format_version: int) -> Iterator[None]:
+        """Check the lease before a commit; of a commit that fails, say whether it may have landed."""
+        self.check_lease()
         try:
-            # The next holder of the lease would not know that its hint was replaced.
-            self._check_lease()
-            if not table.metadata_location.endswith(SUFFIX):
-                # Nessie answers a commit with an address of its own, and names the file only when the table is loaded.
-                table = self._open_catalog().load_table(self.identifier)
-            write_version_hint(table)
+            yield
+        except (CommitFailedException, TableAlreadyExistsError) as error:
+            raise CommitConflict(
+                f"another writer committed to {self.identifier} first: {error}",
+                hint="dvsync reads the table again and parks it if the other writer is not dvsync.",
+            ) from error
         except Exception as error:
-            if not self._hint_failed:
-                hint = error.hint if isinstance(error, SyncError) else HINT_FAILED
-                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=hint)
-            self._hint_failed = True
-            return
-        self._hinted_location, self._hint_failed = table.metadata_location, False
-
-    def _conflict(self, error: Exception) -> CommitConflict:
-        return CommitConflict(
-            f"another writer committed to {self.identifier} first: {error}",
-            hint="dvsync reads the table again and parks it if the other writer is not dvsync.",
-        )
-
-    def _failed(self, error: Exception, table: Table, format_version: int) -> SyncError:
-        is_new = isinstance(table, StagedTable) or table.metadata.format_version < format_version
-        if isinstance(error, BadRequestError) and format_version > 2 and is_new:
-            return Unsupported(
-                f"the catalog refused a commit of format version {format_version}: {error}",
-                path=self.identifier,
-                hint="Set format_version: 2, or use a version of the catalog's server that supports this one.",
-            )
-        return CommitOutcomeUnknown(
-            f"the commit to {self.identifier} in the catalog {self._catalog_name} may or may not have landed: "
-            f"{cause_of(error)}",
-            hint="Check the catalog. dvsync first searches the table for its marker, then tries again.",
-        )
-
-
-def _ensure_namespace(catalog: Catalog, identifier: str) -> None:
-    namespace = Catalog.namespace_from(identifier)
-    try:
-        catalog.create_namespace_if_not_exists(namespace)
-    except Exception:
-        # Catalogs check before they create. If two tables create the namespace at once, one may get any error.
-        if not catalog.namespace_exists(namespace):
-            raise
-
-
-def _newest_first(table: Table) -> list[Schema]:
-    return [schema for _, schema in sorted(table.schemas().items(), reverse=True)]
+            is_new = isinstance(table, StagedTable) or table.metadata.format_version < format_version
+            if isinstance(error, BadRequestError) and format_version > 2 and is_new:
+                raise Unsupported(
+                    f"the catalog refused a commit of format version {format_version}: {error}",
+                    path=self.identifier,
+                    hint="Set format_version: 2, or use a version of the catalog's server that supports this one.",
+                ) from error
+            raise CommitOutcomeUnknown(
+                f"the commit to {self.identifier} in the catalog {self.catalog_name} may or may not have landed: "
+                f"{cause_of(error)}",
+                hint="Check the catalog. dvsync first searches the table for its marker, then tries again.",
+            ) from error
 
 
 def view_of(table: Table, definition: Definition) -> TableView:
@@ -333,7 +257,7 @@ def view_of(table: Table, definition: Definition) -> TableView:
     return TableView(
         io=table.io,
         locations=load_location_provider(table.metadata.location, table.metadata.properties),
-        schemas=(definition.schema, *_newest_first(table)),
+        schemas=(definition.schema, *(schema for _, schema in sorted(table.schemas().items(), reverse=True))),
         specs={**table.specs(), definition.spec.spec_id: definition.spec},
         format_version=definition.format_version,
         parent=table.current_snapshot(),
@@ -341,64 +265,55 @@ def view_of(table: Table, definition: Definition) -> TableView:
     )
 
 
-def _changes(
-    table: Table, definition: Definition, snapshot: Snapshot, tag: Tag | None, *, creating: bool
-) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
-    reference: tuple[TableUpdate, ...] = (
-        AddSnapshotUpdate(snapshot=snapshot),
-        _points_at(snapshot, MAIN_BRANCH, SnapshotRefType.BRANCH),
+def _changes(table: Table, definition: Definition, snapshot: Snapshot, tag: Tag | None) -> tuple[Updates, Requirements]:
+    point = partial(
+        update.SetSnapshotRefUpdate,
+        snapshot_id=snapshot.snapshot_id,
+        max_snapshot_age_ms=None,
+        min_snapshots_to_keep=None,
     )
+    main = point(ref_name=MAIN_BRANCH, type=SnapshotRefType.BRANCH, max_ref_age_ms=None)
+    reference: Updates = (update.AddSnapshotUpdate(snapshot=snapshot), main)
     if tag:
-        reference += (_points_at(snapshot, tag.name, SnapshotRefType.TAG, tag.age_max_ms),)
-    if creating:
+        reference += (point(ref_name=tag.name, type=SnapshotRefType.TAG, max_ref_age_ms=tag.age_max_ms),)
+    if isinstance(table, StagedTable):
         return (
-            AssignUUIDUpdate(uuid=table.metadata.table_uuid),
-            UpgradeFormatVersionUpdate(format_version=definition.format_version),
+            update.AssignUUIDUpdate(uuid=table.metadata.table_uuid),
+            update.UpgradeFormatVersionUpdate(format_version=definition.format_version),
             added_schema(definition.schema, table),
-            SetCurrentSchemaUpdate(schema_id=-1),
-            AddPartitionSpecUpdate(spec=definition.spec if definition.spec.fields else UNPARTITIONED_PARTITION_SPEC),
-            SetDefaultSpecUpdate(spec_id=-1),
-            AddSortOrderUpdate(sort_order=UNSORTED_SORT_ORDER),
-            SetDefaultSortOrderUpdate(sort_order_id=-1),
-            SetLocationUpdate(location=table.metadata.location),
-            SetPropertiesUpdate(updates={**table.metadata.properties, **definition.properties}),
+            update.SetCurrentSchemaUpdate(schema_id=-1),
+            update.AddPartitionSpecUpdate(spec=definition.spec if definition.spec.fields else UNPARTITIONED),
+            update.SetDefaultSpecUpdate(spec_id=-1),
+            update.AddSortOrderUpdate(sort_order=UNSORTED_SORT_ORDER),
+            update.SetDefaultSortOrderUpdate(sort_order_id=-1),
+            update.SetLocationUpdate(location=table.metadata.location),
+            update.SetPropertiesUpdate(updates={**table.metadata.properties, **definition.properties}),
             *reference,
-        ), (AssertCreate(),)
+        ), (update.AssertCreate(),)
     removals, references = _removals(table, definition.misread.snapshot_ids, definition.misread.tags)
     if tag:
-        references += (AssertRefSnapshotId(ref=tag.name, snapshot_id=None),)
+        references += (update.AssertRefSnapshotId(ref=tag.name, snapshot_id=None),)
     # Remove snapshots last: the previous newest snapshot may be one of them, and is current until the reference moves.
     return (*_definition_changes(table, definition), *reference, *removals), (*_unchanged(table), *references)
 
 
 def _is_nessie(table: Table) -> bool:
-    return table.catalog.properties.get(IS_NESSIE) == "true"
+    """Nessie shows only the newest snapshot. It keeps older ones in its own history, each with the name mapping of its
+    time, and refuses to remove them. Its configuration response has this property.
+    """
+    return table.catalog.properties.get("nessie.is-nessie-catalog") == "true"
 
 
-def _points_at(
-    snapshot: Snapshot, name: str, kind: SnapshotRefType, age_max_ms: int | None = None
-) -> SetSnapshotRefUpdate:
-    return SetSnapshotRefUpdate(
-        ref_name=name,
-        type=kind,
-        snapshot_id=snapshot.snapshot_id,
-        max_ref_age_ms=age_max_ms,
-        max_snapshot_age_ms=None,
-        min_snapshots_to_keep=None,
-    )
-
-
-def _removals(
-    table: Table, snapshot_ids: Sequence[int], tags: Sequence[str]
-) -> tuple[tuple[TableUpdate, ...], tuple[TableRequirement, ...]]:
+def _removals(table: Table, snapshot_ids: Sequence[int], tags: Sequence[str]) -> tuple[Updates, Requirements]:
     """Return the updates that remove tags and snapshots, and requirements that branches and tags have not changed."""
     if not (snapshot_ids or tags) or _is_nessie(table):
         return (), ()
     refs = table.metadata.refs.items()
-    removed = (RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),) if snapshot_ids else ()
-    return (
-        (*(RemoveSnapshotRefUpdate(ref_name=name) for name in tags), *removed),
-        tuple(AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs),
+    removals: list[update.TableUpdate] = [update.RemoveSnapshotRefUpdate(ref_name=name) for name in tags]
+    if snapshot_ids:
+        removals.append(update.RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)))
+    return tuple(removals), tuple(
+        update.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs
     )
 
 
@@ -408,31 +323,29 @@ def _log_expired(table: Table, misread: Misread) -> None:
         _log.warning(events.SNAPSHOTS_EXPIRED, snapshot_ids=expired, columns=misread.columns, tags=misread.tags)
 
 
-def _unchanged(table: Table) -> tuple[TableRequirement, ...]:
+def _unchanged(table: Table) -> Requirements:
     """Require that the table is the same one, and that nobody changed its rows, schema or spec since it was loaded."""
-    current = table.current_snapshot()
-    snapshot_id = current.snapshot_id if current else None
     return (
-        AssertTableUUID(uuid=table.metadata.table_uuid),
-        AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=snapshot_id),
-        AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
-        AssertDefaultSpecId(default_spec_id=table.metadata.default_spec_id),
+        update.AssertTableUUID(uuid=table.metadata.table_uuid),
+        update.AssertRefSnapshotId(ref=MAIN_BRANCH, snapshot_id=table.metadata.current_snapshot_id),
+        update.AssertCurrentSchemaId(current_schema_id=table.metadata.current_schema_id),
+        update.AssertDefaultSpecId(default_spec_id=table.metadata.default_spec_id),
     )
 
 
-def _definition_changes(table: Table, definition: Definition) -> tuple[TableUpdate, ...]:
-    updates: list[TableUpdate] = []
+def _definition_changes(table: Table, definition: Definition) -> Updates:
+    updates: list[update.TableUpdate] = []
     if definition.format_version > table.metadata.format_version:
-        updates += [UpgradeFormatVersionUpdate(format_version=definition.format_version)]
+        updates += [update.UpgradeFormatVersionUpdate(format_version=definition.format_version)]
     if definition.schema.schema_id not in table.schemas():
-        updates += [added_schema(definition.schema, table), SetCurrentSchemaUpdate(schema_id=-1)]
+        updates += [added_schema(definition.schema, table), update.SetCurrentSchemaUpdate(schema_id=-1)]
     elif definition.schema.schema_id != table.metadata.current_schema_id:
-        updates += [SetCurrentSchemaUpdate(schema_id=definition.schema.schema_id)]
+        updates += [update.SetCurrentSchemaUpdate(schema_id=definition.schema.schema_id)]
     if definition.spec.spec_id not in table.specs():
-        updates += [AddPartitionSpecUpdate(spec=definition.spec), SetDefaultSpecUpdate(spec_id=-1)]
+        updates += [update.AddPartitionSpecUpdate(spec=definition.spec), update.SetDefaultSpecUpdate(spec_id=-1)]
     elif definition.spec.spec_id != table.metadata.default_spec_id:
-        updates += [SetDefaultSpecUpdate(spec_id=definition.spec.spec_id)]
+        updates += [update.SetDefaultSpecUpdate(spec_id=definition.spec.spec_id)]
     changed = {key: value for key, value in definition.properties.items() if table.properties.get(key) != value}
     if changed:
-        updates += [SetPropertiesUpdate(updates=changed)]
+        updates += [update.SetPropertiesUpdate(updates=changed)]
     return tuple(updates)

@@ -131,7 +131,7 @@ def make_context(
     progress: Progress | None = None,
 ) -> TableContext:
     """Build the parts of one table around what all tables share."""
-    storage, signature = FileIOStorage(properties), writer.signature if writer else None
+    storage, signature = FileIOStorage(properties), writer.signature if writer else {}
     return TableContext(
         settings=table,
         log=DeltaLog(storage, table.source, clock),

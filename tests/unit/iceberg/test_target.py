@@ -391,8 +391,9 @@ def test_a_catalog_that_does_not_answer(made: MadeTable) -> None:
         target.find_table()
     broken = OperationalError("SELECT secret", {"name": "t"}, sqlite3.OperationalError("unable to open database file"))
     made.commit(**ADDED)
-    unknown = target._failed(broken, made.table(), 2)
-    assert unknown.message.endswith("may or may not have landed: OperationalError: unable to open database file")
+    with pytest.raises(CommitOutcomeUnknown) as unknown, target._committing(made.table(), 2):
+        raise broken
+    assert unknown.value.message.endswith("may or may not have landed: OperationalError: unable to open database file")
     assert catalog_away("local", broken).message == (
         "the catalog local does not answer: OperationalError: unable to open database file"
     )
