@@ -7,8 +7,9 @@ record types, but reads and writes with the newest schema of the format, so that
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache, partial, reduce
+from operator import itemgetter
 from typing import cast
 
 from pyiceberg.avro.reader import Reader
@@ -64,13 +65,15 @@ REFERENCED_DATA_FILE = NestedField(
 )
 
 
-# The places of fields in PyIceberg's records, which have no names for some, or do not let them be set.
+# PyIceberg's records have no names for some fields, and do not let others be set by name.
 _IN_DATA_FILE = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[RECORD_VERSION].fields)}
 _IN_MANIFEST_FILE = {field.name: place for place, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)}
-_PARTITION, _FIRST_ROW_ID = _IN_DATA_FILE["partition"], _IN_DATA_FILE["first_row_id"]
-_REFERENCED_DATA_FILE = _IN_DATA_FILE["referenced_data_file"]
-_CONTENT_OFFSET, _CONTENT_SIZE = _IN_DATA_FILE["content_offset"], _IN_DATA_FILE["content_size_in_bytes"]
-_PARTITIONS, _MANIFEST_FIRST_ROW_ID = _IN_MANIFEST_FILE["partitions"], _IN_MANIFEST_FILE["first_row_id"]
+# Fields of a record that this module made or read: 143, 142 (the `_row_id` of the file's first row), 144 and 145.
+referenced_data_file: Callable[[DataFile], str | None] = itemgetter(_IN_DATA_FILE["referenced_data_file"])
+first_row_id: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["first_row_id"])
+_content_offset: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["content_offset"])
+_content_size: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["content_size_in_bytes"])
+_row_ids_of_manifest: Callable[[ManifestFile], int | None] = itemgetter(_IN_MANIFEST_FILE["first_row_id"])
 
 
 def has_row_lineage(format_version: int) -> bool:
@@ -78,27 +81,11 @@ def has_row_lineage(format_version: int) -> bool:
     return format_version > 2
 
 
-def referenced_data_file(data_file: DataFile) -> str | None:
-    """Return field 143 of a record that this module made or read."""
-    value: str | None = data_file[_REFERENCED_DATA_FILE]
-    return value
-
-
-def first_row_id(data_file: DataFile) -> int | None:
-    """Return field 142 of a record that this module made or read: the `_row_id` of the file's first row."""
-    value: int | None = data_file[_FIRST_ROW_ID]
-    return value
-
-
-def with_row_ids_of(former: DataFile, data_file: DataFile) -> DataFile:
-    """Give `data_file` the row ids of the former record of the same file, and return it."""
-    data_file[_FIRST_ROW_ID] = first_row_id(former)
-    return data_file
-
-
-def with_place_of(former: DataFile, data_file: DataFile) -> DataFile:
-    """Give `data_file` the partition and the spec of another record, and return it."""
-    data_file[_PARTITION], data_file.spec_id = former.partition, former.spec_id
+def with_fields_of(former: DataFile, data_file: DataFile, *names: str) -> DataFile:
+    """Give `data_file` the spec and these fields of another record, and return it."""
+    for name in names:
+        data_file[_IN_DATA_FILE[name]] = former[_IN_DATA_FILE[name]]
+    data_file.spec_id = former.spec_id
     return data_file
 
 
@@ -109,8 +96,8 @@ def end_of_row_ids(data_file: DataFile) -> int:
 
 
 def content_span(data_file: DataFile) -> tuple[int, int] | None:
-    """Return where a deletion vector is in its Puffin file: fields 144 and 145, offset and size in bytes."""
-    offset, size = data_file[_CONTENT_OFFSET], data_file[_CONTENT_SIZE]
+    """Return where a deletion vector is in its Puffin file: offset and size in bytes."""
+    offset, size = _content_offset(data_file), _content_size(data_file)
     return None if offset is None or size is None else (offset, size)
 
 
@@ -133,13 +120,9 @@ def schema_with_sources(spec: PartitionSpec, schemas: Iterable[Schema]) -> Schem
     return next(schema for schema in schemas if sources <= schema.field_ids)
 
 
-def _entry_schema(spec: PartitionSpec, schema: Schema, version: int) -> Schema:
-    return _entry_schema_with(spec.partition_type(schema), version)
-
-
 # Building the schema takes as long as writing a small manifest, so it is cached.
 @lru_cache(maxsize=256)
-def _entry_schema_with(partition_type: StructType, version: int) -> Schema:
+def _entry_schema(partition_type: StructType, version: int) -> Schema:
     data_file = data_file_with_partition(partition_type, version)  # type: ignore[arg-type]
     if data_file.fields[-1].field_id < REFERENCED_DATA_FILE.field_id:
         data_file = StructType(*data_file.fields, REFERENCED_DATA_FILE)
@@ -171,43 +154,34 @@ def write_manifest(
         "content": "deletes" if content is ManifestContent.DELETES else "data",
         "avro.codec": AVRO_CODEC,
     }
-    place = place_to_write(path, at_once=at_once)
+    place, partition_type = place_to_write(path, at_once=at_once), spec.partition_type(schema)
     output = io.new_output(place)
     with BlockAvroOutput[ManifestEntry](
         output_file=output,
-        file_schema=_entry_schema(spec, schema, format_version),
-        record_schema=_entry_schema(spec, schema, RECORD_VERSION),
+        file_schema=_entry_schema(partition_type, format_version),
+        record_schema=_entry_schema(partition_type, RECORD_VERSION),
         schema_name="manifest_entry",
         metadata=metadata,
     ) as writer:
         writer.write_encoded([writer.encode(entry) for entry in entries])
     size_bytes = len(output)
     put_in_place(place, path)
-    counts = {status: 0 for status in ManifestEntryStatus}
-    rows = dict(counts)
-    for entry in entries:
-        counts[entry.status] += 1
-        rows[entry.status] = add_longs(rows[entry.status], entry.data_file.record_count)
-    live_sequences = [
-        entry.sequence_number
-        for entry in entries
-        if entry.status is not ManifestEntryStatus.DELETED and entry.sequence_number is not None
-    ]
+    counts: dict[str, int] = {}
+    for status in ManifestEntryStatus:
+        rows = [entry.data_file.record_count for entry in entries if entry.status is status]
+        counts[f"{status.name.lower()}_files_count"] = len(rows)
+        counts[f"{status.name.lower()}_rows_count"] = reduce(add_longs, rows, 0)
+    live = (entry.sequence_number for entry in entries if entry.status is not ManifestEntryStatus.DELETED)
     return manifest_record(
         manifest_path=path,
         manifest_length=size_bytes,
         partition_spec_id=spec.spec_id,
         content=content,
         sequence_number=None,
-        min_sequence_number=min(live_sequences, default=None),
+        min_sequence_number=min((number for number in live if number is not None), default=None),
         added_snapshot_id=snapshot_id,
-        added_files_count=counts[ManifestEntryStatus.ADDED],
-        existing_files_count=counts[ManifestEntryStatus.EXISTING],
-        deleted_files_count=counts[ManifestEntryStatus.DELETED],
-        added_rows_count=rows[ManifestEntryStatus.ADDED],
-        existing_rows_count=rows[ManifestEntryStatus.EXISTING],
-        deleted_rows_count=rows[ManifestEntryStatus.DELETED],
         partitions=construct_partition_summaries(spec, schema, [entry.data_file.partition for entry in entries]),
+        **counts,
     )
 
 
@@ -223,12 +197,13 @@ def read_entries(
     resolve = partial(_entry_reader, spec.partition_type(schema))
     read = file_type(io.new_input(manifest.manifest_path), resolve).records()
     listed = (manifest.added_files_count, manifest.existing_files_count, manifest.deleted_files_count)
+    expected = sum(count or 0 for count in listed)
     # Compare the counts: the Avro reader accepts a file that was cut between two blocks.
-    if None not in listed and len(read) != sum(count or 0 for count in listed):
-        why = f"it has {len(read)} entries, but the manifest list says {sum(count or 0 for count in listed)}"
+    if None not in listed and len(read) != expected:
+        why = f"it has {len(read)} entries, but the manifest list says {expected}"
         raise unreadable(why, manifest.manifest_path)
     if manifest.content is ManifestContent.DATA:
-        _inherit_row_ids(read, manifest[_MANIFEST_FIRST_ROW_ID])
+        _inherit_row_ids(read, _row_ids_of_manifest(manifest))
     entries = [entry for entry in read if (entry.status is not ManifestEntryStatus.DELETED) is live]
     for entry in entries:
         entry.data_file.spec_id = manifest.partition_spec_id
@@ -248,7 +223,7 @@ def _inherit_row_ids(entries: Iterable[ManifestEntry], next_row_id: int | None) 
     """
     for entry in entries:
         if entry.status is not ManifestEntryStatus.DELETED and first_row_id(entry.data_file) is None:
-            entry.data_file[_FIRST_ROW_ID] = next_row_id
+            entry.data_file[_IN_DATA_FILE["first_row_id"]] = next_row_id
             if next_row_id is not None:
                 next_row_id += entry.data_file.record_count
 
@@ -277,7 +252,7 @@ def _keep_list(path: str, manifests: Sequence[ManifestFile]) -> None:
 def _entry_reader(partition_type: StructType, avro_schema: str) -> Reader:
     return resolve_reader(
         _schema_of(avro_schema),
-        _entry_schema_with(partition_type, RECORD_VERSION),
+        _entry_schema(partition_type, RECORD_VERSION),
         read_types={-1: ManifestEntry, 2: DataFile},
         read_enums={0: ManifestEntryStatus, 101: FileFormat, 134: DataFileContent},
     )
@@ -325,11 +300,16 @@ def write_manifest_list(
         metadata["first-row-id"] = str(next_row_id)
     listed = []
     for manifest in manifests:
-        numbered = _sequenced(manifest, sequence_number)
-        if gives_row_ids and manifest.content is ManifestContent.DATA and numbered[_MANIFEST_FIRST_ROW_ID] is None:
-            numbered = _with_fields(numbered, first_row_id=next_row_id)
+        given: dict[str, int] = {}
+        if cast("int | None", manifest.sequence_number) is None:
+            least = cast("int | None", manifest.min_sequence_number)
+            least = sequence_number if least is None else min(sequence_number, least)
+            given |= {"sequence_number": sequence_number, "min_sequence_number": least}
+        if gives_row_ids and manifest.content is ManifestContent.DATA and _row_ids_of_manifest(manifest) is None:
+            given["first_row_id"] = next_row_id
             next_row_id = add_longs(next_row_id, manifest.existing_rows_count or 0, manifest.added_rows_count or 0)
-        listed.append(numbered)
+        fields = dict(zip(_IN_MANIFEST_FILE, values_of(manifest), strict=True))
+        listed.append(manifest_record(**fields | given) if given else manifest)
     make_folder_of(path)
     with BlockAvroOutput[ManifestFile](
         output_file=io.new_output(path),
@@ -344,25 +324,10 @@ def write_manifest_list(
 
 
 def _encoded(writer: BlockAvroOutput[ManifestFile], manifest: ManifestFile, format_version: int) -> bytes:
-    values = values_of(manifest)
-    partitions = values[_PARTITIONS]
-    summaries = None if partitions is None else tuple(tuple(values_of(each)) for each in partitions)
-    key = (format_version, summaries, *values[:_PARTITIONS], *values[_PARTITIONS + 1 :])
+    summaries = tuple(tuple(values_of(each)) for each in manifest.partitions or ())
+    key = (format_version, summaries, *(value for value in values_of(manifest) if not isinstance(value, list)))
     found = _encoded_records.find(key)
     if found is None:
         found = writer.encode(manifest)
         _encoded_records.add(key, found)
     return found
-
-
-def _sequenced(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
-    if cast("int | None", manifest.sequence_number) is not None:
-        return manifest
-    least = cast("int | None", manifest.min_sequence_number)
-    least = sequence_number if least is None else min(sequence_number, least)
-    return _with_fields(manifest, sequence_number=sequence_number, min_sequence_number=least)
-
-
-def _with_fields(manifest: ManifestFile, **changed: int) -> ManifestFile:
-    fields = {name: manifest[place] for name, place in _IN_MANIFEST_FILE.items()}
-    return manifest_record(**fields | changed)

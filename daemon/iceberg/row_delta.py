@@ -6,10 +6,10 @@ the table's state. Iceberg spec, "Snapshots", "Manifests".
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import count, groupby
 from operator import attrgetter
 from uuid import uuid4
 
@@ -30,8 +30,7 @@ from daemon.iceberg.manifests import (
     read_entries,
     read_manifest_list,
     schema_with_sources,
-    with_place_of,
-    with_row_ids_of,
+    with_fields_of,
     write_manifest,
 )
 from daemon.iceberg.merging import live_files, plan_merges
@@ -98,16 +97,11 @@ class RowDelta:
     def operation(self) -> Operation:
         """The snapshot's operation. Iceberg spec, "Snapshots", `operation`."""
         adds = bool(self.added_data_files or self.written_manifests or self.renewed_data_files)
-        deletes = bool(
-            self.removed_data_files
-            or self.added_delete_files
-            or self.removed_delete_files
-            or self.replacements
-            or self.replaces_all
-        )
-        if not deletes:
+        writes_deletes = bool(self.added_delete_files or self.replacements)
+        removes = bool(self.removed_data_files or self.removed_delete_files or self.replaces_all)
+        if not (writes_deletes or removes):
             return Operation.APPEND
-        if self.same_rows and (adds or self.replacements or self.added_delete_files):
+        if self.same_rows and (adds or writes_deletes):
             return Operation.REPLACE
         return Operation.OVERWRITE if adds or self.replaces_all else Operation.DELETE
 
@@ -155,10 +149,12 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
 
     Raises `StateMismatch` if a file to remove is not in the manifest that the state store names.
     """
-    names = _names(table.locations, delta.snapshot_id)
+    commit = uuid4()
+    names = (table.locations.new_metadata_location(f"{commit}-{delta.snapshot_id}-m{n}.avro") for n in count())
     parent = _read_parent(table, delta)
     changed = _read_changed(table, delta, _find_changed(parent, delta))
-    replacements = _take_over(delta.replacements, [entry for _, entries in changed for entry in entries])
+    removed = {each.file_path: each for _, each in _deleted(changed)}
+    replacements = [with_fields_of(removed[path], new, "partition") for path, new in delta.replacements]
     touched = {manifest.manifest_path for manifest, _ in changed}
     untouched = [each for each in parent if each.manifest_path not in touched and live_files(each)]
     carried = [] if delta.replaces_all else untouched
@@ -186,10 +182,6 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         )
         for draft in drafts
     ]
-    counts = _counts(added, changed, delta)
-    if delta.replaces_all:
-        for manifest in parent:
-            _count_replaced(counts, manifest)
     return PreparedSnapshot(
         snapshot_id=delta.snapshot_id,
         operation=delta.operation,
@@ -198,7 +190,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
             *written,
             *(manifest for manifest in carried if manifest.manifest_path not in moved),
         ],
-        summary=_summary(counts, None if delta.replaces_all else table.parent),
+        summary=_summary(table, delta, added, changed, parent),
         placements={entry.data_file.file_path: draft.path for draft in added for entry in draft.entries},
         moved_manifests=moved,
         manifest_list_path=manifest_list_path,
@@ -226,14 +218,6 @@ def _find_changed(parent: Sequence[ManifestFile], delta: RowDelta) -> list[Manif
     for path in changed.keys() - {manifest.manifest_path for manifest in found}:
         raise _misplaced(changed[path], path)
     return found
-
-
-def _names(locations: LocationProvider, snapshot_id: int) -> Iterator[str]:
-    commit = uuid4()
-    number = 0
-    while True:
-        yield locations.new_metadata_location(f"{commit}-{snapshot_id}-m{number}.avro")
-        number += 1
 
 
 def _draft_added(
@@ -267,14 +251,6 @@ def _joined(added: Sequence[_Draft], rewritten: Sequence[_Draft]) -> list[_Draft
     return [*drafts, *rewritten]
 
 
-def _take_over(replacements: Sequence[tuple[str, DataFile]], entries: Iterable[ManifestEntry]) -> list[DataFile]:
-    """Give each replacement the partition of the delete file that it replaces."""
-    removed = {
-        entry.data_file.file_path: entry.data_file for entry in entries if entry.status is ManifestEntryStatus.DELETED
-    }
-    return [with_place_of(removed[path], new) for path, new in replacements]
-
-
 def _read_changed(table: TableView, delta: RowDelta, manifests: Sequence[ManifestFile]) -> _Changed:
     """Return each manifest with its rewritten entries. Manifests on other machines are read at the same time."""
     entries = map_files(lambda each: _rewritten_entries(table, delta, each), manifests, attrgetter("manifest_path"))
@@ -296,7 +272,7 @@ def _rewritten_entries(table: TableView, delta: RowDelta, manifest: ManifestFile
         entries.append(
             entry_record(
                 ManifestEntryStatus.DELETED if key in gone else ManifestEntryStatus.EXISTING,
-                with_row_ids_of(entry.data_file, new) if new else entry.data_file,
+                with_fields_of(entry.data_file, new, "first_row_id") if new else entry.data_file,
                 snapshot_id=delta.snapshot_id if key in gone else entry.snapshot_id,
                 sequence_number=entry.sequence_number,
                 file_sequence_number=entry.file_sequence_number,
@@ -342,58 +318,51 @@ def _misplaced(entries: Iterable[EntryKey], manifest_path: str) -> StateMismatch
     )
 
 
-def _count_replaced(counts: dict[str, int], manifest: ManifestFile) -> None:
-    """Count the files and rows of a removed manifest, as far as the manifest list contains them."""
-    is_data = manifest.content is ManifestContent.DATA
-    counts["deleted-data-files" if is_data else "removed-delete-files"] += live_files(manifest)
-    if is_data:
-        counts["deleted-records"] += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
+def _deleted(changed: _Changed) -> list[tuple[ManifestContent, DataFile]]:
+    deleted = ManifestEntryStatus.DELETED
+    return [(held.content, each.data_file) for held, entries in changed for each in entries if each.status is deleted]
 
 
-def _counts(added: Sequence[_Draft], changed: _Changed, delta: RowDelta) -> dict[str, int]:
-    """Count the changes for the summary. Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
-    counts: dict[str, int] = defaultdict(int)
-    counted = [(draft.content, entry) for draft in added for entry in draft.entries]
-    counted += [
-        (manifest.content, entry)
-        for manifest, entries in changed
-        for entry in entries
-        if entry.status is ManifestEntryStatus.DELETED
-    ]
-    for content, entry in counted:
-        _count(counts, content, entry)
+def _summary(
+    table: TableView, delta: RowDelta, added: Sequence[_Draft], changed: _Changed, parent: Sequence[ManifestFile]
+) -> dict[str, str]:
+    """Count the changes. Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
+    new, gone = [(draft.content, each.data_file) for draft in added for each in draft.entries], _deleted(changed)
+    counts = Counter[str]()
+    for content, file in new:
+        _count(counts, content, file, added=True)
+    for content, file in gone:
+        _count(counts, content, file, added=False)
     for manifest in delta.written_manifests:
         counts["added-data-files"] += manifest.added_files_count or 0
         counts["added-records"] += manifest.added_rows_count or 0
     counts["added-files-size"] += delta.written_size_bytes
     if not delta.written_manifests:
         # Of manifests that Spark tasks wrote only the sums are known, so partitions cannot be counted then.
-        partitions = {(entry.data_file.spec_id, repr(entry.data_file.partition)) for _, entry in counted}
-        counts["changed-partition-count"] = len(partitions)
-    return counts
+        counts["changed-partition-count"] = len({(file.spec_id, repr(file.partition)) for _, file in (*new, *gone)})
+    for manifest in parent if delta.replaces_all else ():
+        # As far as the manifest list knows them.
+        is_data = manifest.content is ManifestContent.DATA
+        counts["deleted-data-files" if is_data else "removed-delete-files"] += live_files(manifest)
+        if is_data:
+            counts["deleted-records"] += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
+    summary = {name: str(number) for name, number in counts.items() if number}
+    before = table.parent.summary if table.parent and not delta.replaces_all else None
+    for total, plus, minus in TOTALS:
+        kept = int(str(before[total] or 0)) - counts[minus] if before else 0
+        summary[total] = str(kept + counts[plus])
+    return summary
 
 
-def _count(counts: dict[str, int], content: ManifestContent, entry: ManifestEntry) -> None:
-    added = entry.status is ManifestEntryStatus.ADDED
+def _count(counts: Counter[str], content: ManifestContent, file: DataFile, *, added: bool) -> None:
     # Of a Puffin file, which has many entries, each one counts its own part.
-    span = content_span(entry.data_file)
-    size_bytes = span[1] if span else entry.data_file.file_size_in_bytes
-    counts["added-files-size" if added else "removed-files-size"] += size_bytes
+    span = content_span(file)
+    counts["added-files-size" if added else "removed-files-size"] += span[1] if span else file.file_size_in_bytes
     if content is ManifestContent.DATA:
         counts["added-data-files" if added else "deleted-data-files"] += 1
-        counts["added-records" if added else "deleted-records"] += entry.data_file.record_count
+        counts["added-records" if added else "deleted-records"] += file.record_count
     else:
         verb = "added" if added else "removed"
         counts[f"{verb}-delete-files"] += 1
-        is_vector = entry.data_file.file_format is FileFormat.PUFFIN
-        counts[f"{verb}-dvs" if is_vector else f"{verb}-position-delete-files"] += 1
-        counts[f"{verb}-position-deletes"] += entry.data_file.record_count
-
-
-def _summary(counts: Mapping[str, int], parent: Snapshot | None) -> dict[str, str]:
-    summary = {name: str(count) for name, count in counts.items() if count}
-    before = parent.summary if parent and parent.summary else None
-    for total, added, removed in TOTALS:
-        kept = int(str(before[total] or 0)) - counts.get(removed, 0) if before else 0
-        summary[total] = str(kept + counts.get(added, 0))
-    return summary
+        counts[f"{verb}-dvs" if file.file_format is FileFormat.PUFFIN else f"{verb}-position-delete-files"] += 1
+        counts[f"{verb}-position-deletes"] += file.record_count
