@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import count, groupby
 from operator import attrgetter
@@ -39,21 +40,15 @@ from daemon.store.storage import map_files
 
 # Added delete files do not join a larger manifest: a data file whose deletions change often would rewrite it each time.
 JOINED_ENTRIES_MAX = 100
-TOTALS = (
-    ("total-data-files", "added-data-files", "deleted-data-files"),
-    ("total-delete-files", "added-delete-files", "removed-delete-files"),
-    ("total-records", "added-records", "deleted-records"),
-    ("total-files-size", "added-files-size", "removed-files-size"),
-    ("total-position-deletes", "added-position-deletes", "removed-position-deletes"),
-    ("total-equality-deletes", "added-equality-deletes", "removed-equality-deletes"),
-)
+# What a summary has totals of. Iceberg spec, appendix "Optional Snapshot Summary Fields".
+TOTALS = ("data-files", "delete-files", "records", "files-size", "position-deletes", "equality-deletes")
 
 
 @dataclass(frozen=True)
 class TableView:
-    """The facts about an Iceberg table that are needed to write a snapshot's files. The table may not exist yet.
+    """What is needed of an Iceberg table, which may not exist yet, to write a snapshot's files.
 
-    `schemas` are all schemas that the table ever had. The first is the one that will be current after the commit.
+    `schemas` are all that the table ever had; the first one will be current after the commit.
     """
 
     io: FileIO
@@ -69,10 +64,9 @@ class TableView:
 class RowDelta:
     """The file changes of one snapshot. Files to remove, or to renew, are grouped by the manifest that holds them.
 
-    The entries of a Puffin file are next to each other in `added_delete_files`, and go into one manifest.
-
     A file that is removed and added again gets a new data sequence number: older position deletes no longer apply to
-    it. One that is renewed gets other metrics, because rows of it come back; sequence numbers and row ids stay.
+    it. One that is renewed gets other metrics, because rows of it come back; sequence numbers and row ids stay. The
+    entries of a Puffin file are next to each other in `added_delete_files`, and go into one manifest.
     `replacements` are pairs of a removed delete file and a new one that takes over its deletes and its partition; both
     may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
     `written_manifests` are data manifests that Spark tasks wrote for this snapshot, and `written_size_bytes` is the
@@ -153,7 +147,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     names = (table.locations.new_metadata_location(f"{commit}-{delta.snapshot_id}-m{n}.avro") for n in count())
     parent = _read_parent(table, delta)
     changed = _read_changed(table, delta, _find_changed(parent, delta))
-    removed = {each.file_path: each for _, each in _deleted(changed)}
+    removed = {entry.data_file.file_path: entry.data_file for _, entry in _deleted(changed)}
     replacements = [with_fields_of(removed[path], new, "partition") for path, new in delta.replacements]
     touched = {manifest.manifest_path for manifest, _ in changed}
     untouched = [each for each in parent if each.manifest_path not in touched and live_files(each)]
@@ -166,6 +160,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         *_draft_added(names, ManifestContent.DATA, delta.added_data_files, delta.snapshot_id),
         *_draft_added(names, ManifestContent.DELETES, [*delta.added_delete_files, *replacements], delta.snapshot_id),
     ]
+    unmoved = [manifest for manifest in carried if manifest.manifest_path not in moved]
     drafts = _joined(added, rewritten)
     manifest_list_path = table.locations.new_metadata_location(f"snap-{delta.snapshot_id}-{uuid4()}.avro")
     announce([*(draft.path for draft in drafts), manifest_list_path])
@@ -185,11 +180,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     return PreparedSnapshot(
         snapshot_id=delta.snapshot_id,
         operation=delta.operation,
-        manifests=[
-            *delta.written_manifests,
-            *written,
-            *(manifest for manifest in carried if manifest.manifest_path not in moved),
-        ],
+        manifests=[*delta.written_manifests, *written, *unmoved],
         summary=_summary(table, delta, added, changed, parent),
         placements={entry.data_file.file_path: draft.path for draft in added for entry in draft.entries},
         moved_manifests=moved,
@@ -200,14 +191,10 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
 
 def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
     """Read the manifests of the parent snapshot. If they cannot be read, a delta that replaces all goes on without."""
-    if table.parent is None:
-        return []
-    try:
-        return read_manifest_list(table.io, table.parent.manifest_list)
-    except (FileNotFoundError, TargetUnreadable):
-        if not delta.replaces_all:
-            raise
-        return []
+    tolerated = (FileNotFoundError, TargetUnreadable) if delta.replaces_all else ()
+    with suppress(*tolerated):
+        return read_manifest_list(table.io, table.parent.manifest_list) if table.parent else []
+    return []
 
 
 def _find_changed(parent: Sequence[ManifestFile], delta: RowDelta) -> list[ManifestFile]:
@@ -289,9 +276,8 @@ def _may_stay(table: TableView, manifest: ManifestFile, entries: Iterable[Manife
     DuckDB 1.5.5 crashes on a manifest whose partition field has no column in the current schema.
     """
     sources = {field.source_id for field in table.specs[manifest.partition_spec_id].fields}
-    return sources <= table.schemas[0].field_ids or any(
-        entry.status is not ManifestEntryStatus.DELETED for entry in entries
-    )
+    is_live = any(entry.status is not ManifestEntryStatus.DELETED for entry in entries)
+    return is_live or sources <= table.schemas[0].field_ids
 
 
 def _pack(names: Iterator[str], manifests: _Changed) -> Iterator[_Draft]:
@@ -318,51 +304,47 @@ def _misplaced(entries: Iterable[EntryKey], manifest_path: str) -> StateMismatch
     )
 
 
-def _deleted(changed: _Changed) -> list[tuple[ManifestContent, DataFile]]:
+def _deleted(changed: _Changed) -> list[tuple[ManifestContent, ManifestEntry]]:
     deleted = ManifestEntryStatus.DELETED
-    return [(held.content, each.data_file) for held, entries in changed for each in entries if each.status is deleted]
+    return [(manifest.content, each) for manifest, entries in changed for each in entries if each.status is deleted]
 
 
 def _summary(
     table: TableView, delta: RowDelta, added: Sequence[_Draft], changed: _Changed, parent: Sequence[ManifestFile]
 ) -> dict[str, str]:
-    """Count the changes. Iceberg spec, appendix "Optional Snapshot Summary Fields"."""
-    new, gone = [(draft.content, each.data_file) for draft in added for each in draft.entries], _deleted(changed)
+    """Count the changes, and continue the totals of the parent."""
+    counted = [(draft.content, entry) for draft in added for entry in draft.entries] + _deleted(changed)
     counts = Counter[str]()
-    for content, file in new:
-        _count(counts, content, file, added=True)
-    for content, file in gone:
-        _count(counts, content, file, added=False)
+    for content, entry in counted:
+        file, is_new = entry.data_file, entry.status is ManifestEntryStatus.ADDED
+        verb = "added" if is_new else "removed"
+        # Of a Puffin file, which has many entries, each one counts its own part.
+        span = content_span(file)
+        counts[f"{verb}-files-size"] += span[1] if span else file.file_size_in_bytes
+        if content is ManifestContent.DATA:
+            counts["added-data-files" if is_new else "deleted-data-files"] += 1
+            counts["added-records" if is_new else "deleted-records"] += file.record_count
+        else:
+            counts[f"{verb}-delete-files"] += 1
+            counts[f"{verb}-dvs" if file.file_format is FileFormat.PUFFIN else f"{verb}-position-delete-files"] += 1
+            counts[f"{verb}-position-deletes"] += file.record_count
     for manifest in delta.written_manifests:
         counts["added-data-files"] += manifest.added_files_count or 0
         counts["added-records"] += manifest.added_rows_count or 0
     counts["added-files-size"] += delta.written_size_bytes
     if not delta.written_manifests:
         # Of manifests that Spark tasks wrote only the sums are known, so partitions cannot be counted then.
-        counts["changed-partition-count"] = len({(file.spec_id, repr(file.partition)) for _, file in (*new, *gone)})
-    for manifest in parent if delta.replaces_all else ():
-        # As far as the manifest list knows them.
+        files = (entry.data_file for _, entry in counted)
+        counts["changed-partition-count"] = len({(file.spec_id, repr(file.partition)) for file in files})
+    for manifest in parent if delta.replaces_all else ():  # as far as the manifest list knows them
         is_data = manifest.content is ManifestContent.DATA
         counts["deleted-data-files" if is_data else "removed-delete-files"] += live_files(manifest)
         if is_data:
             counts["deleted-records"] += (manifest.added_rows_count or 0) + (manifest.existing_rows_count or 0)
     summary = {name: str(number) for name, number in counts.items() if number}
     before = table.parent.summary if table.parent and not delta.replaces_all else None
-    for total, plus, minus in TOTALS:
-        kept = int(str(before[total] or 0)) - counts[minus] if before else 0
-        summary[total] = str(kept + counts[plus])
+    for each in TOTALS:
+        left = counts[f"deleted-{each}"] + counts[f"removed-{each}"]
+        kept = int(str(before[f"total-{each}"] or 0)) - left if before else 0
+        summary[f"total-{each}"] = str(kept + counts[f"added-{each}"])
     return summary
-
-
-def _count(counts: Counter[str], content: ManifestContent, file: DataFile, *, added: bool) -> None:
-    # Of a Puffin file, which has many entries, each one counts its own part.
-    span = content_span(file)
-    counts["added-files-size" if added else "removed-files-size"] += span[1] if span else file.file_size_in_bytes
-    if content is ManifestContent.DATA:
-        counts["added-data-files" if added else "deleted-data-files"] += 1
-        counts["added-records" if added else "deleted-records"] += file.record_count
-    else:
-        verb = "added" if added else "removed"
-        counts[f"{verb}-delete-files"] += 1
-        counts[f"{verb}-dvs" if file.file_format is FileFormat.PUFFIN else f"{verb}-position-delete-files"] += 1
-        counts[f"{verb}-position-deletes"] += file.record_count

@@ -177,10 +177,9 @@ class Target:
         else committed first (our commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The
         files stay in both cases: the next cycle checks whether it landed, then tries again.
         """
-        creating = isinstance(table, StagedTable)
-        parent_id = table.metadata.current_snapshot_id
-        sequence_number = 1 if creating else table.metadata.next_sequence_number()
-        first_row_id = next_row_id(table.metadata)
+        metadata = table.metadata
+        parent_id, sequence_number = metadata.current_snapshot_id, metadata.next_sequence_number()
+        first_row_id = next_row_id(metadata)
         row_ids_end = write_manifest_list(
             table.io,
             prepared.manifest_list_path,
@@ -192,14 +191,16 @@ class Target:
             next_row_id=first_row_id,
         )
         with_row_ids = has_row_lineage(definition.format_version)
-        tag = None if tag and (tag.name in table.metadata.refs or _is_nessie(table)) else tag
+        tag = None if tag and (tag.name in metadata.refs or _is_nessie(table)) else tag
         tagged = {TAG: tag.name} if tag else {}
         snapshot = Snapshot(
             snapshot_id=prepared.snapshot_id,
             parent_snapshot_id=parent_id,
             sequence_number=sequence_number,
             # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
-            timestamp_ms=max(self.clock.now_ms(), 0 if creating else table.metadata.last_updated_ms + 1),
+            timestamp_ms=max(
+                self.clock.now_ms(), 0 if isinstance(table, StagedTable) else metadata.last_updated_ms + 1
+            ),
             manifest_list=prepared.manifest_list_path,
             summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self.signature, **tagged),
             schema_id=definition.schema.schema_id,
