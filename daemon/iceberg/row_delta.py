@@ -104,8 +104,8 @@ class RowDelta:
 class PreparedSnapshot:
     """A snapshot whose manifests are written, but to which nothing refers yet.
 
-    `placements` maps each added file to its manifest. `moved_manifests` maps each rewritten manifest to the new one.
-    `row_ids_end` is above the row ids that Delta gave to rows of added data files.
+    `placements` maps each added file to its manifest, `moved_manifests` each rewritten manifest to the new one. Delta
+    gave the rows of added data files ids below `row_ids_end`.
     """
 
     snapshot_id: int
@@ -150,8 +150,8 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     removed = {entry.data_file.file_path: entry.data_file for _, entry in _deleted(changed)}
     replacements = [with_fields_of(removed[path], new, "partition") for path, new in delta.replacements]
     touched = {manifest.manifest_path for manifest, _ in changed}
-    untouched = [each for each in parent if each.manifest_path not in touched and live_files(each)]
-    carried = [] if delta.replaces_all else untouched
+    untouched = () if delta.replaces_all else parent
+    carried = [each for each in untouched if each.manifest_path not in touched and live_files(each)]
     merged = _read_changed(table, delta, [each for group in plan_merges(carried, table.properties) for each in group])
     kept = [(manifest, entries) for manifest, entries in changed if _may_stay(table, manifest, entries)]
     rewritten = list(_pack(names, [*kept, *merged]))
@@ -191,8 +191,7 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
 
 def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
     """Read the manifests of the parent snapshot. If they cannot be read, a delta that replaces all goes on without."""
-    tolerated = (FileNotFoundError, TargetUnreadable) if delta.replaces_all else ()
-    with suppress(*tolerated):
+    with suppress(*((FileNotFoundError, TargetUnreadable) if delta.replaces_all else ())):
         return read_manifest_list(table.io, table.parent.manifest_list) if table.parent else []
     return []
 

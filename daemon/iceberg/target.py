@@ -120,21 +120,15 @@ class Target:
                 # Catalogs check before they create. If two tables create it at once, one may get any error.
                 if not catalog.namespace_exists(namespace):
                     raise
-            return stage_table(
-                catalog,
-                self.identifier,
-                schema=definition.schema,
-                spec=definition.spec,
-                location=self.location,
-                properties={**definition.properties, "format-version": str(definition.format_version)},
-            )
+            properties = {**definition.properties, "format-version": str(definition.format_version)}
+            return stage_table(catalog, self.identifier, definition.schema, definition.spec, self.location, properties)
 
     def define(
         self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})
     ) -> Table:
-        """Change an existing table to `definition` without a snapshot. Does nothing if the table already has it.
+        """Change an existing table to `definition` without a snapshot, if it differs, and set the properties `stamp`.
 
-        `stamp` are properties to set together with a change. Raises as `commit` does.
+        Raises as `commit` does.
         """
         updates = _definition_changes(table, definition)
         if not updates:
@@ -179,6 +173,7 @@ class Target:
         """
         metadata = table.metadata
         parent_id, sequence_number = metadata.current_snapshot_id, metadata.next_sequence_number()
+        since_ms = 0 if isinstance(table, StagedTable) else metadata.last_updated_ms + 1
         first_row_id = next_row_id(metadata)
         row_ids_end = write_manifest_list(
             table.io,
@@ -198,9 +193,7 @@ class Target:
             parent_snapshot_id=parent_id,
             sequence_number=sequence_number,
             # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
-            timestamp_ms=max(
-                self.clock.now_ms(), 0 if isinstance(table, StagedTable) else metadata.last_updated_ms + 1
-            ),
+            timestamp_ms=max(self.clock.now_ms(), since_ms),
             manifest_list=prepared.manifest_list_path,
             summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self.signature, **tagged),
             schema_id=definition.schema.schema_id,

@@ -25,7 +25,6 @@ from daemon.store.durable import force_to_disk, is_local, make_folder_of
 def stage_table(
     catalog: Catalog,
     identifier: str,
-    *,
     schema: Schema,
     spec: PartitionSpec,
     location: str | None,
