@@ -6,13 +6,11 @@ Iceberg spec, "Position Delete Files". Other modules decide which positions go i
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from sys import byteorder
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,10 +18,8 @@ import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile
 
-from daemon.errors import ObjectStoreAway
+from daemon.iceberg.delete_file_writer import DeleteFileWriter
 from daemon.iceberg.manifests import referenced_data_file
-from daemon.iceberg.pyiceberg_ext.file_io import S3Output
-from daemon.store.durable import place_to_write, put_in_place
 from daemon.store.storage import FileIOStorage
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
@@ -68,34 +64,27 @@ class PositionDeleteFile:
     data_files: tuple[tuple[str, int], ...]
 
 
-class PositionDeleteWriter:
-    """Writes one delete file, holding one row group in memory. An existing file is replaced.
+class PositionDeleteWriter(DeleteFileWriter):
+    """Writes one delete file, holding one row group in memory.
 
     `write` takes positions sorted by data file and position. `finish` closes the file, after a check of its footer.
-    Leaving the context without `finish` removes the file. Failures of the store are raised as ObjectStoreAway.
 
         with PositionDeleteWriter(io, "file:///warehouse/t/data/d.parquet") as writer:
             writer.write("file:///lake/t/a.parquet", array("q", [0, 7]))
             delete_file = writer.finish()
     """
 
+    what = "position-delete file"
+
     def __init__(self, io: FileIO, path: str, *, at_once: bool = False) -> None:
-        """`at_once` as in `place_to_write`."""
-        self.path = path
-        self._io = io
         self._data_files: dict[str, int] = {}
         self._last_path, self._last_pos = "", -1
         self._lower_pos, self._upper_pos = POSITION_MAX, -1
         self._pending: list[tuple[str, memoryview[int]]] = []
         self._pending_rows = 0
-        self._finished = False
         self._footers: list[pq.FileMetaData] = []
-        try:
-            self._place = place_to_write(path, at_once=at_once)
-            self._stream = io.new_output(self._place).create(overwrite=True)
-        except OSError as error:
-            raise self._away(error) from error
         self._parquet: pq.ParquetWriter | None = None
+        super().__init__(io, path, at_once=at_once)
 
     def _open_parquet(self, *, is_small: bool) -> pq.ParquetWriter:
         # DELTA_BINARY_PACKED takes half the time of PLAIN and 2 to 70 % of its bytes (benchmarks/kernel_throughput.py);
@@ -151,14 +140,12 @@ class PositionDeleteWriter:
         paths = pa.DictionaryArray.from_arrays(codes, pa.array(codes_of, pa.string()))
         table = pa.Table.from_arrays([paths, pos], schema=_SCHEMA)
         self._pending, self._pending_rows = [], 0
-        try:
+        with self._storing():
             if self._parquet is None:
                 # The first row group is small only if it is all of the file.
                 is_small = len(codes_of) == 1 and table.num_rows <= SMALL_ROWS_MAX
                 self._parquet = self._open_parquet(is_small=is_small)
             self._parquet.write_table(table, ROW_GROUP_ROWS_MAX)
-        except OSError as error:
-            raise self._away(error) from error
 
     def _column(self, data_type: pa.DataType, values: Sequence[bytes | memoryview[int]]) -> pa.Array:
         # A single chunk is not copied.
@@ -178,17 +165,13 @@ class PositionDeleteWriter:
             self._write_row_group()
         positions = self.positions
         assert self._parquet, "it has written a row group"
-        try:
+        with self._storing():
             self._parquet.close()
             (footer,) = self._footers
             size_bytes = self._stream.tell()
             if footer.num_rows != positions:
                 raise ValueError(f"{self.path} has {footer.num_rows} rows instead of {positions}")
-            self._stream.close()
-            put_in_place(self._place, self.path)
-        except (OSError, pa.ArrowInvalid) as error:
-            raise self._away(error) from error
-        self._finished = True
+            self._finish()
         first_columns = [footer.row_group(index).column(0) for index in range(footer.num_row_groups)]
         return PositionDeleteFile(
             path=self.path,
@@ -200,28 +183,9 @@ class PositionDeleteWriter:
             data_files=tuple(self._data_files.items()),
         )
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
-
     def abort(self) -> None:
-        """Forget an unfinished file. If the store fails, the file is left behind under its name."""
-        if self._finished:
-            return
         # Close the Parquet writer first: otherwise the garbage collector closes it later, after its stream is closed.
-        steps: list[Callable[[], None]] = [self._parquet.close] if self._parquet else []
-        if isinstance(self._stream, S3Output):
-            steps.append(self._stream.discard)
-        else:
-            steps += [self._stream.close, partial(self._io.delete, self._place)]
-        for step in steps:
+        if self._parquet and not self._finished:
             with suppress(OSError, pa.ArrowException):
-                step()
-
-    def _away(self, reason: object) -> ObjectStoreAway:
-        hint = "Check the store, its free space and the credentials. dvsync writes the file again at the next try."
-        return ObjectStoreAway(f"a position-delete file was not written: {reason}", path=self.path, hint=hint)
+                self._parquet.close()
+        super().abort()

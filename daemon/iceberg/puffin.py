@@ -6,19 +6,14 @@ Puffin spec, "File structure" and "Blob types", deletion-vector-v1. Iceberg spec
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
-from types import TracebackType
-from typing import Final, Self
+from typing import Final
 
 import msgspec
 from pyiceberg.io import FileIO
 
-from daemon.errors import CorruptInput, ObjectStoreAway
-from daemon.iceberg.pyiceberg_ext.file_io import S3Output
-from daemon.store.durable import place_to_write, put_in_place
+from daemon.errors import CorruptInput
+from daemon.iceberg.delete_file_writer import DeleteFileWriter
 from daemon.store.storage import Span, Storage
 
 SUFFIX: Final = ".puffin"
@@ -79,37 +74,26 @@ class PuffinFile:
         return tuple((blob.data_file, blob.cardinality) for blob in self.blobs)
 
 
-class PuffinWriter:
-    """Writes one Puffin file; an existing one is replaced. Leaving the context without `finish` removes the file.
+class PuffinWriter(DeleteFileWriter):
+    """Writes one Puffin file.
 
-    Failures of the store are raised as ObjectStoreAway.
-
-        with PuffinWriter(io, "file:///warehouse/t/data/d.puffin") as writer:
-            writer.write("file:///lake/t/a.parquet", frame, cardinality=2)
-            puffin_file = writer.finish()
+    with PuffinWriter(io, "file:///warehouse/t/data/d.puffin") as writer:
+        writer.write("file:///lake/t/a.parquet", frame, cardinality=2)
+        puffin_file = writer.finish()
     """
 
+    what = "Puffin file"
+
     def __init__(self, io: FileIO, path: str, *, at_once: bool = False) -> None:
-        """`at_once` as in `place_to_write`."""
-        self.path = path
-        self._io = io
+        super().__init__(io, path, at_once=at_once)
         self._blobs: list[Blob] = []
         self._size_bytes = 0
-        self._finished = False
-        try:
-            self._place = place_to_write(path, at_once=at_once)
-            self._stream = io.new_output(self._place).create(overwrite=True)
-            self._put(MAGIC)
-        except OSError as error:
-            raise self._away(error) from error
+        self._put(MAGIC)
 
     def write(self, data_file: str, frame: memoryview, cardinality: int) -> None:
         """Add a deletion vector: its length, magic, bitmap and CRC-32, the same bytes as in a `.bin` file of Delta."""
         self._blobs.append(Blob(data_file, self._size_bytes, len(frame), cardinality))
-        try:
-            self._put(frame)
-        except OSError as error:
-            raise self._away(error) from error
+        self._put(frame)
 
     @property
     def positions(self) -> int:
@@ -117,7 +101,8 @@ class PuffinWriter:
         return sum(blob.cardinality for blob in self._blobs)
 
     def _put(self, data: bytes | memoryview) -> None:
-        self._stream.write(data)  # type: ignore[arg-type]  # PyArrow's streams and ours take any buffer
+        with self._storing():
+            self._stream.write(data)  # type: ignore[arg-type]  # PyArrow's streams and ours take any buffer
         self._size_bytes += len(data)
 
     def finish(self) -> PuffinFile:
@@ -135,39 +120,10 @@ class PuffinWriter:
             for blob in self._blobs
         ]
         payload = msgspec.json.encode(_Footer(blobs, {"created-by": "dvsync"}))
-        try:
-            self._put(b"".join((MAGIC, payload, FOOTER_END.pack(len(payload), bytes(4), MAGIC))))
-            self._stream.close()
-            put_in_place(self._place, self.path)
-        except OSError as error:
-            raise self._away(error) from error
-        self._finished = True
+        self._put(b"".join((MAGIC, payload, FOOTER_END.pack(len(payload), bytes(4), MAGIC))))
+        with self._storing():
+            self._finish()
         return PuffinFile(self.path, self._size_bytes, tuple(self._blobs))
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.abort()
-
-    def abort(self) -> None:
-        """Forget an unfinished file. If the store fails, the file is left behind under its name."""
-        if self._finished:
-            return
-        steps: list[Callable[[], None]] = (
-            [self._stream.discard]
-            if isinstance(self._stream, S3Output)
-            else [self._stream.close, partial(self._io.delete, self._place)]
-        )
-        for step in steps:
-            with suppress(OSError):
-                step()
-
-    def _away(self, reason: object) -> ObjectStoreAway:
-        hint = "Check the store, its free space and the credentials. dvsync writes the file again at the next try."
-        return ObjectStoreAway(f"a Puffin file was not written: {reason}", path=self.path, hint=hint)
 
 
 def read_blobs(storage: Storage, path: str, size_bytes: int) -> list[Blob]:

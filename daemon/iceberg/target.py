@@ -121,7 +121,14 @@ class Target:
                 if not catalog.namespace_exists(namespace):
                     raise
             properties = {**definition.properties, "format-version": str(definition.format_version)}
-            return stage_table(catalog, self.identifier, definition.schema, definition.spec, self.location, properties)
+            return stage_table(
+                catalog,
+                self.identifier,
+                definition.schema,
+                definition.spec,
+                location=self.location,
+                properties=properties,
+            )
 
     def define(
         self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})

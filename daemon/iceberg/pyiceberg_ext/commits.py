@@ -27,6 +27,7 @@ def stage_table(
     identifier: str,
     schema: Schema,
     spec: PartitionSpec,
+    *,
     location: str | None,
     properties: Mapping[str, str],
 ) -> Table:
