@@ -121,14 +121,8 @@ class Target:
                 if not catalog.namespace_exists(namespace):
                     raise
             properties = {**definition.properties, "format-version": str(definition.format_version)}
-            return stage_table(
-                catalog,
-                self.identifier,
-                definition.schema,
-                definition.spec,
-                location=self.location,
-                properties=properties,
-            )
+            schema, spec = definition.schema, definition.spec
+            return stage_table(catalog, self.identifier, schema, spec, location=self.location, properties=properties)
 
     def define(
         self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})

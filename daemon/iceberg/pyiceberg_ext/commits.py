@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from types import SimpleNamespace
 from uuid import UUID
 
 from pydantic import Field, SerializeAsAny
@@ -42,17 +42,9 @@ def stage_table(
 Announce = Callable[[Sequence[str]], None]
 
 
-@dataclass(frozen=True)
-class _Commit:
-    """The commit in progress. `announce` gets the paths of metadata files before they are written. `written` are files
-    that this process wrote for the commit, and that are not forced to the disk yet.
-    """
-
-    announce: Announce
-    written: Sequence[str]
-
-
-_commit: ContextVar[_Commit | None] = ContextVar("commit", default=None)
+# Of the commit in progress: who gets the paths of metadata files before they are written, and the files that this
+# process wrote for the commit, and that are not forced to the disk yet.
+_commit: ContextVar[tuple[Announce, Sequence[str]]] = ContextVar("commit", default=(lambda _: None, ()))
 
 # So many former metadata files of a table leave an object store together.
 REMOVED_TOGETHER = 20
@@ -67,33 +59,23 @@ def writes_metadata_files(catalog: Catalog) -> bool:
     return isinstance(catalog, MetastoreCatalog)
 
 
-class _Removals:
-    """In the place of a FileIO: collects the files that PyIceberg removes."""
-
-    def __init__(self) -> None:
-        self.locations: list[str] = []
-
-    def delete(self, location: str) -> None:
-        self.locations.append(location)
-
-
 def manage_metadata_files(catalog: Catalog) -> None:
     """Make `commit_updates` announce the paths of metadata files before `catalog` writes them.
 
     The files are also forced to the disk before the catalog refers to them, and former ones leave an object store in
-    groups. Does nothing for a REST catalog.
+    groups. Does nothing for a REST catalog. Patches the catalog; no upstream issue is known: it would take the new
+    file's name, and the removal of former ones, as arguments.
     """
     if not isinstance(catalog, MetastoreCatalog):
         return
 
     def write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
-        commit = _commit.get()
-        if commit:
-            commit.announce([metadata_path])
+        announce, written = _commit.get()
+        announce([metadata_path])
         make_folder_of(metadata_path)
         type(catalog)._write_metadata(metadata, io, metadata_path)
         # Force all files in one call, so that their folder is forced only once.
-        force_to_disk([*(commit.written if commit else ()), metadata_path])
+        force_to_disk([*written, metadata_path])
 
     # PyIceberg makes up the name inside of the commit, and this is the first function that gets it.
     catalog._write_metadata = write_metadata  # type: ignore[method-assign]
@@ -101,10 +83,10 @@ def manage_metadata_files(catalog: Catalog) -> None:
     waiting: dict[UUID, list[str]] = defaultdict(list)
 
     def delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
-        removals = _Removals()
-        type(catalog)._delete_old_metadata(removals, base, metadata)  # type: ignore[arg-type]
-        # If the process ends before they are removed, cleanup removes them: nothing references them any more.
-        locations = waiting[metadata.table_uuid] = waiting[metadata.table_uuid] + removals.locations
+        # In the place of a FileIO: collects the files that PyIceberg removes. If the process ends before they are
+        # removed, cleanup removes them: nothing references them any more.
+        locations = waiting[metadata.table_uuid]
+        type(catalog)._delete_old_metadata(SimpleNamespace(delete=locations.append), base, metadata)  # type: ignore[arg-type]
         if len(locations) < REMOVED_TOGETHER and not is_local(metadata.location):
             return
         del waiting[metadata.table_uuid]
@@ -126,7 +108,8 @@ def complete_rest_requests() -> None:
     """Make clients of REST catalogs send all fields of the update that `added_schema` returns. Patches PyIceberg.
 
     Nessie 0.99 refuses `add-schema` without `last-column-id`, which the REST specification calls deprecated and which
-    Java clients send. PyIceberg lacks this field, and serializes only the fields that it knows.
+    Java clients send. PyIceberg lacks this field, and serializes only the fields that it knows. Goes once Nessie does
+    without: https://github.com/projectnessie/nessie/issues/11341.
     """
     # Import late: with its HTTP client, this is a tenth of all imports of `dvsync sync`. Other catalogs do not need it.
     from pyiceberg.catalog import rest  # noqa: PLC0415
@@ -153,7 +136,7 @@ def commit_updates(
     """
     if not writes_metadata_files(table.catalog):
         force_to_disk(written)
-    in_work = _commit.set(_Commit(announce, written))
+    in_work = _commit.set((announce, written))
     try:
         # Transactions have their own snapshot producers and retries, which we cannot use. This is the function below
         # them; it also applies `write.metadata.delete-after-commit.enabled`.

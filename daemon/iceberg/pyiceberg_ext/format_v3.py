@@ -1,4 +1,7 @@
-"""Lets PyIceberg 0.12 write tables of format version 3, which it reads but refuses to write."""
+"""Lets PyIceberg 0.12 write tables of format version 3, which it reads but refuses to write.
+
+Goes with the release that has https://github.com/apache/iceberg-python/issues/3619 (metadata) and 3622 (upgrades).
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,13 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from pyiceberg.typedef import IcebergBaseModel
 
-FORMAT_VERSION_MAX = 3
-
 
 def allow_version_3() -> None:
     """Make this process write table metadata of version 3, and upgrade tables to it. Patches PyIceberg."""
     if TableMetadataV3.model_dump_json is IcebergBaseModel.model_dump_json:
         return
     TableMetadataV3.model_dump_json = IcebergBaseModel.model_dump_json  # type: ignore[method-assign]
-    update.SUPPORTED_TABLE_FORMAT_VERSION = FORMAT_VERSION_MAX  # type: ignore[attr-defined]
+    update.SUPPORTED_TABLE_FORMAT_VERSION = 3  # type: ignore[attr-defined]
     upgrade = update._apply_table_update.dispatch(UpgradeFormatVersionUpdate)
 
     def with_row_ids(

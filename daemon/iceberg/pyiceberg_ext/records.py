@@ -37,7 +37,8 @@ class ResolvedAvroFile(AvroFile[D]):
         try:
             self.decoder = new_decoder(data)
             self.header = self._read_header()
-            # Check the end first: PyIceberg's compiled decoder reads past the end of a truncated file, in any memory.
+            # Check the end first: PyIceberg's compiled decoder reads past the end of a truncated file, in any memory
+            # (https://github.com/apache/iceberg-python/pull/3955).
             if not data.endswith(self.header.sync):
                 raise ValueError("the sync bytes at its end are missing")
             self.reader = self._resolve(self.header.meta["avro.schema"])
@@ -57,7 +58,10 @@ def unreadable(why: str, path: str, hint: str = HINT_UNREADABLE) -> TargetUnread
 
 
 class PreciseAvroFile(ResolvedAvroFile[D]):
-    """Reads doubles correctly, but several times slower: PyIceberg 0.12's compiled decoder reads them as floats."""
+    """Reads doubles correctly, but several times slower: PyIceberg 0.12's compiled decoder reads them as floats.
+
+    Goes with the release that has https://github.com/apache/iceberg-python/pull/3808.
+    """
 
     def _read_block(self) -> int:
         # Overridden because PyIceberg creates the decoder of a block here and nowhere else.
@@ -72,7 +76,10 @@ class PreciseAvroFile(ResolvedAvroFile[D]):
 
 
 class BlockAvroOutput(AvroOutputFile[D]):
-    """Writes an Avro file of one block, several times faster: PyIceberg 0.12 writes each byte of a number by a call."""
+    """Writes an Avro file of one block, several times faster: PyIceberg 0.12 writes each byte of a number by a call.
+
+    https://github.com/apache/iceberg-python/pull/3303 would have made it go, and was closed.
+    """
 
     def __enter__(self) -> Self:
         super().__enter__()

@@ -96,7 +96,10 @@ def _fetch_token(url: str, **options: Any) -> Response:
 
 
 def limit_waiting() -> None:
-    """Make clients of REST catalogs that are opened from now on end their requests. Patches PyIceberg."""
+    """Make clients of REST catalogs that are opened from now on end their requests. Patches PyIceberg.
+
+    A release with https://github.com/apache/iceberg-python/pull/3418 has time limits. It lacks the rest of this module.
+    """
     # Imported only here: see `complete_rest_requests`.
     from pyiceberg.catalog import rest  # noqa: PLC0415
     from pyiceberg.catalog.rest import auth  # noqa: PLC0415
