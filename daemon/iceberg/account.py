@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import neg
 
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table.snapshots import Snapshot
@@ -16,10 +17,8 @@ from pyiceberg.table.snapshots import Snapshot
 from daemon.errors import AccountMismatch
 from daemon.longs import add_longs
 
-DATA_FILES = "dvsync.delta.data-files"
-PHYSICAL_ROWS = "dvsync.delta.physical-rows"
-DELETED_ROWS = "dvsync.delta.deleted-rows"
-SIZE_BYTES = "dvsync.delta.size-bytes"
+# The keys of a snapshot's summary, in the order of the fields of `Account`.
+KEYS = ("dvsync.delta.data-files", "dvsync.delta.physical-rows", "dvsync.delta.deleted-rows", "dvsync.delta.size-bytes")
 HINT_MISMATCH = "`dvsync resync` rewrites the Iceberg table from Delta. If this error returns, report it with the log."
 
 
@@ -37,15 +36,10 @@ class Account:
         return self.physical_rows - self.deleted_rows
 
     def __add__(self, other: Account) -> Account:
-        return Account(
-            add_longs(self.data_files, other.data_files),
-            add_longs(self.physical_rows, other.physical_rows),
-            add_longs(self.deleted_rows, other.deleted_rows),
-            add_longs(self.size_bytes, other.size_bytes),
-        )
+        return Account(*map(add_longs, vars(self).values(), vars(other).values()))
 
     def __sub__(self, other: Account) -> Account:
-        return self + Account(-other.data_files, -other.physical_rows, -other.deleted_rows, -other.size_bytes)
+        return self + Account(*map(neg, vars(other).values()))
 
     def __str__(self) -> str:
         return (
@@ -54,12 +48,7 @@ class Account:
         )
 
     def to_summary(self) -> dict[str, str]:
-        return {
-            DATA_FILES: str(self.data_files),
-            PHYSICAL_ROWS: str(self.physical_rows),
-            DELETED_ROWS: str(self.deleted_rows),
-            SIZE_BYTES: str(self.size_bytes),
-        }
+        return dict(zip(KEYS, map(str, vars(self).values()), strict=True))
 
 
 NOTHING = Account(0, 0, 0, 0)
@@ -68,9 +57,9 @@ NOTHING = Account(0, 0, 0, 0)
 def find_account(snapshot: Snapshot | None) -> Account | None:
     """Return the account in a snapshot's summary; None if it has none."""
     summary = snapshot.summary if snapshot else None
-    if summary is None or summary[SIZE_BYTES] is None:
+    if summary is None or summary[KEYS[-1]] is None:
         return None
-    return Account(*(int(str(summary[key])) for key in (DATA_FILES, PHYSICAL_ROWS, DELETED_ROWS, SIZE_BYTES)))
+    return Account(*(int(str(summary[key])) for key in KEYS))
 
 
 def account_of(manifests: Iterable[ManifestFile], size_bytes: int) -> Account:

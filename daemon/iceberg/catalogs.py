@@ -148,22 +148,18 @@ def _open(name: str, properties: Mapping[str, str]) -> Catalog:
         from daemon.iceberg.pyiceberg_ext.rest_sessions import limit_waiting  # noqa: PLC0415
 
         limit_waiting()
-    catalog = _load(name, properties)
-    manage_metadata_files(catalog)
-    if not writes_metadata_files(catalog):
-        complete_rest_requests()
-    return catalog
-
-
-def _load(name: str, properties: Mapping[str, str]) -> Catalog:
     try:
-        return load_catalog(name, **{PY_IO_IMPL: IMPLEMENTATION, **with_auth(properties)})
+        catalog = load_catalog(name, **{PY_IO_IMPL: IMPLEMENTATION, **with_auth(properties)})
     except REFUSALS as error:
         # An error from the server can be a subclass of ValueError. That is no fault of the configuration.
         if type(error) not in REFUSALS:
             raise
         hint = "Correct the catalog's properties. PyIceberg's documentation describes them."
         raise ConfigInvalid(f"catalogs.{name}: PyIceberg cannot open it: {error}", hint=hint) from error
+    manage_metadata_files(catalog)
+    if not writes_metadata_files(catalog):
+        complete_rest_requests()
+    return catalog
 
 
 def with_auth(properties: Mapping[str, str]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
@@ -56,13 +57,7 @@ def shown_by(table: Table) -> Marker | None:
     properties = table.properties
     if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
         return marker
-    return Marker(
-        delta_table_id=properties[TABLE_ID],
-        version=int(properties[VERSION]),
-        timestamp_ms=int(properties[TIMESTAMP_MS]),
-        writer=properties.get(WRITER),
-        share=properties.get(SHARE),
-    )
+    return _marker_in(properties)
 
 
 def is_marked(table: Table) -> bool:
@@ -75,12 +70,9 @@ def is_marked(table: Table) -> bool:
 def find_marker(snapshot: Snapshot | None) -> Marker | None:
     """Return the marker of a snapshot; None if dvsync did not commit it."""
     summary = snapshot.summary if snapshot else None
-    if summary is None or summary[VERSION] is None:
-        return None
-    return Marker(
-        delta_table_id=str(summary[TABLE_ID]),
-        version=int(str(summary[VERSION])),
-        timestamp_ms=int(str(summary[TIMESTAMP_MS])),
-        writer=summary[WRITER],
-        share=summary[SHARE],
-    )
+    return None if summary is None or summary[VERSION] is None else _marker_in(summary)
+
+
+def _marker_in(values: Mapping[str, str]) -> Marker:
+    version, timestamp_ms = int(values[VERSION]), int(values[TIMESTAMP_MS])
+    return Marker(values[TABLE_ID], version, timestamp_ms, values.get(WRITER), values.get(SHARE))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyiceberg.partitioning import PartitionSpec
@@ -28,13 +27,7 @@ def describe_changes(before: Layout, after: Layout) -> list[str]:
 
     For example `id: long is now string`, `name is now customer`, `new column city: string`.
     """
-    changes = _column_changes(_columns(before.schema), _columns(after.schema))
-    if _partitioning(before) != _partitioning(after):
-        changes.append(f"partitioned by {', '.join(_partitioning(after)) or 'nothing'}")
-    return changes
-
-
-def _column_changes(old: Mapping[str, NestedField], new: Mapping[str, NestedField]) -> list[str]:
+    old, new = _columns(before.schema), _columns(after.schema)
     names = {field.field_id: name for name, field in new.items() if name not in old}
     left = {name: field for name, field in old.items() if name not in new}
     renamed = {name: names[field.field_id] for name, field in left.items() if field.field_id in names}
@@ -50,6 +43,8 @@ def _column_changes(old: Mapping[str, NestedField], new: Mapping[str, NestedFiel
             changes.append(f"{name}: {field.field_type} is now {now.field_type}")
         if now.required != field.required:
             changes.append(f"{name} is now {'required' if now.required else 'optional'}")
+    if _partitioning(before) != _partitioning(after):
+        changes.append(f"partitioned by {', '.join(_partitioning(after)) or 'nothing'}")
     return changes
 
 
