@@ -23,7 +23,7 @@ from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import find_sharing
 from daemon.sync.outcomes import remembered_account, unchanged_outcome
-from daemon.sync.recovery import rebuild
+from daemon.sync.rebuild import rebuild
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, shape_of
 from daemon.translate.delete_files import (

@@ -16,8 +16,8 @@ from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
 from daemon.status.reading import read_lines
 from daemon.status.table_status import iso_time
+from daemon.sync.comparison import COMPARED
 from daemon.sync.first_sync import RESYNCED
-from daemon.sync.recovery import COMPARED
 
 # The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
 PASSING_OVER = (RESYNCED, COMPARED)

@@ -26,11 +26,11 @@ from daemon.observe import tracing
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import CheckTask
 from daemon.sync.announcements import announce_schema_change, publish
+from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import write_deletions
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, outcome_of_change, remembered_account
 from daemon.sync.proof import Checksums, check_state
-from daemon.sync.recovery import int64s
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, next_shape, shape_of
 from daemon.translate.file_schema import FileTraits, may_reach_files

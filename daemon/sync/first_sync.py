@@ -18,9 +18,10 @@ from daemon.errors import SyncError
 from daemon.iceberg.account import Account
 from daemon.observe import tracing
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
+from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
-from daemon.sync.recovery import int64s, leave_other_table
+from daemon.sync.recovery import leave_other_table
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, next_shape
 from daemon.translate.existing_table import check_places

@@ -33,6 +33,7 @@ from daemon.observe import log as events
 from daemon.observe import tracing
 from daemon.sync.advance import advance
 from daemon.sync.announcements import announce_created_again, announce_replaced_source, announce_schema_change, publish
+from daemon.sync.comparison import commits_to_state
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
 from daemon.sync.news import News
@@ -40,7 +41,8 @@ from daemon.sync.other_writer import OtherWriter
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, unchanged_outcome
 from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back
 from daemon.sync.proof import Checksums
-from daemon.sync.recovery import check_ours, check_owner, commits_to_state, end_intents, load_shown, rebuild
+from daemon.sync.rebuild import rebuild
+from daemon.sync.recovery import check_ours, check_owner, end_intents, load_shown
 from daemon.sync.restore import restore_metadata
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import shape_of

@@ -43,7 +43,7 @@ from daemon.iceberg.row_delta import RowDelta, prepare_snapshot
 from daemon.iceberg.target import view_of
 from daemon.maintenance.compaction import Compactor
 from daemon.maintenance.expiry import Expirer
-from daemon.sync import advance, first_sync, recovery
+from daemon.sync import advance, comparison, first_sync
 from daemon.sync.outcomes import unchanged_outcome
 from daemon.translate.definition import shape_of
 from daemon.translate.existing_table import NAME_MAPPING, SCHEMA_ID
@@ -440,7 +440,7 @@ def want_comparison(bench: Bench) -> None:
 
 def test_too_much_to_compare_file_by_file(table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     """More files differ than are held in memory, as after OPTIMIZE and a log cleanup: all is written anew."""
-    monkeypatch.setattr(recovery, "DIFFERENCES_MAX", 2)
+    monkeypatch.setattr(comparison, "DIFFERENCES_MAX", 2)
     rows = table.live_rows()
     written = [table.write_file([row for row in rows if row[1] == part]) for part in "xy"]
     table.commit([*(table.remove(path) for path in list(table.live)), *(table.add(path) for path in written)])
@@ -459,7 +459,7 @@ def test_a_log_that_is_older_for_a_moment_is_not_followed_back(
     """However much differs: a listing that lags says the same as a log that somebody took back."""
     change_all(table)
     bench.sync()
-    monkeypatch.setattr(recovery, "DIFFERENCES_MAX", differences_max)
+    monkeypatch.setattr(comparison, "DIFFERENCES_MAX", differences_max)
     table.commit_path(3).unlink()
     table.commit_path(2).unlink()
     before = bench.iceberg().metadata_location

@@ -1,0 +1,157 @@
+"""Rebuilds the state store from the Iceberg table's manifests and Delta's state at the version that they show."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from hashlib import blake2b
+
+import pyarrow.compute as pc
+from msgspec.structs import replace as with_fields
+from pyiceberg.manifest import DataFile, ManifestContent
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot
+
+from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, Unsupported
+from daemon.iceberg.marker import Marker
+from daemon.iceberg.position_deletes import count_served
+from daemon.iceberg.puffin import read_blobs
+from daemon.iceberg.references import live_entries
+from daemon.observe import tracing
+from daemon.store.storage import FileIOStorage
+from daemon.sync.comparison import REPLACED, int64s
+from daemon.sync.context import TableContext
+from daemon.sync.outcomes import Shown, live_file, shown_in
+from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
+from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, Outcome, TableRecord, with_outcome
+
+
+@tracing.step("rebuild")
+def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> Shown:
+    """Rebuild the state store from Iceberg's manifests and Delta's state at the version that they show.
+
+    If the two differ, the record gets `must_compare`. If a file's deletions differ, its deletion vector is recorded as
+    unknown. The comparison then rewrites its deletions, so that none is lost or applied twice.
+
+    Example: Iceberg shows `a`, `b` and `c`, with two deleted rows in `a` and one in `b`. In Delta the vector of `a` has
+    two rows, and that of `b` has three. `a` gets Delta's vector, `b` an unknown one, `c` none; states must be compared.
+
+    Raises `ReplacementNeeded` if Iceberg shows a file twice, or has deletions of a file that it does not show.
+    Data manifests are read twice, so that only 8 bytes (a hash) are in memory for a file without deletions.
+    """
+    current = table.current_snapshot()
+    assert current is not None, "a table with a marker has a snapshot"
+    delete_files = list(_read_delete_files(context, table, current))
+    positions: Counter[str] = Counter()
+    for _, served in delete_files:
+        positions.update(served)
+    shown = _count_files(table, current, positions)
+    delta = _find_delta_state(context, marker)
+    dvs, uris = delta[:2] if delta else ({}, {})
+    unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
+    dvs |= dict.fromkeys(unknown, UNKNOWN_DV)
+    known = not unknown and delta is not None and delta[2] == shown
+    described = Outcome(
+        table_id=record.id,
+        delta_table_id=marker.delta_table_id,
+        from_version=None,
+        to_version=marker.version,
+        source_timestamp_ms=marker.timestamp_ms,
+        snapshot_id=current.snapshot_id,
+        must_compare=not known,
+    )
+    outcome = shown_in(described, table)
+    live = (
+        live_file(entry.data_file, manifest_path, dvs.get(path), uris.get(path))
+        for entry, manifest_path in live_entries(table, current, ManifestContent.DATA)
+        for path in [entry.data_file.file_path]
+    )
+    deletes = [
+        with_fields(file, mappings=tuple(DvMapping(path, dvs[path].unique_id, count) for path, count in served.items()))
+        for file, served in delete_files
+    ]
+    at_ms = context.clock.now_ms()
+    context.store.record_rebuilt(outcome, live, deletes, at_ms=at_ms, synced_at_ms=current.timestamp_ms)
+    return Shown(with_outcome(record, outcome), table)
+
+
+def _read_delete_files(
+    context: TableContext, table: Table, snapshot: Snapshot
+) -> Iterator[tuple[DeleteFileRecord, dict[str, int]]]:
+    """Read the delete files of a snapshot, each with the number of live positions by data file. Raises as `rebuild`."""
+    storage = FileIOStorage(context.target_properties(table))
+    found: dict[str, tuple[str, list[DataFile]]] = {}
+    for entry, manifest_path in live_entries(table, snapshot, ManifestContent.DELETES):
+        path = entry.data_file.file_path
+        manifest, entries = found.setdefault(path, (manifest_path, []))
+        entries.append(entry.data_file)
+        if manifest != manifest_path:
+            raise _not_mendable("several manifests of the Iceberg table have entries of this delete file", path)
+    for path, (manifest_path, entries) in found.items():
+        size_bytes = entries[0].file_size_in_bytes
+        served = {served: count for entry in entries for served, count in count_served(storage, entry).items()}
+        blobs = read_blobs(storage, path, size_bytes) if is_puffin(path) else ()
+        record = DeleteFileRecord(
+            path=path,
+            size_bytes=size_bytes,
+            positions=sum(blob.cardinality for blob in blobs) or sum(served.values()),
+            spec_id=entries[0].spec_id,
+            manifest_path=manifest_path,
+            mappings=(),
+            dead=tuple(sorted({blob.data_file for blob in blobs} - served.keys())),
+        )
+        yield record, served
+
+
+@dataclass
+class _FileSet:
+    """The number of files, and the sum of hashes of their paths and sizes. The order of the files does not matter."""
+
+    files: int = 0
+    hashes: int = 0
+
+    def add(self, path: str, size_bytes: int) -> None:
+        self.files += 1
+        self.hashes += int.from_bytes(blake2b(f"{size_bytes} {path}".encode(), digest_size=16).digest())
+
+
+def _count_files(table: Table, snapshot: Snapshot, with_deletions: Collection[str]) -> _FileSet:
+    """Count the data files of a snapshot. Raises `ReplacementNeeded` as `rebuild` does."""
+    shown, not_shown = _FileSet(), set(with_deletions)
+
+    def hashes() -> Iterator[int]:
+        for entry, _ in live_entries(table, snapshot, ManifestContent.DATA):
+            data_file = entry.data_file
+            shown.add(data_file.file_path, data_file.file_size_in_bytes)
+            not_shown.discard(data_file.file_path)
+            yield hash(data_file.file_path)
+
+    if pc.count_distinct(int64s(hashes())).as_py() < shown.files:
+        raise _not_mendable("the Iceberg table shows a file twice, or more often", table.metadata_location)
+    for path in not_shown:
+        raise _not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path)
+    return shown
+
+
+def _not_mendable(what: str, path: str) -> ReplacementNeeded:
+    return ReplacementNeeded(what, path=path, hint=REPLACED)
+
+
+def _find_delta_state(
+    context: TableContext, marker: Marker
+) -> tuple[dict[str, DeletionVectorDescriptor], dict[str, str], _FileSet] | None:
+    """Read the deletion vectors, URIs and files of the version that Iceberg shows; None if Delta no longer has it."""
+    # Errors such as an unavailable store do not show that the version is gone, so they are raised.
+    with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_state(marker.version) as state:
+        if state.metadata.id == marker.delta_table_id:
+            dvs, uris, files = {}, {}, _FileSet()
+            for add in state.read_adds():
+                files.add(add.path, add.size)
+                if add.deletion_vector:
+                    dvs[add.path] = add.deletion_vector
+                if add.uri is not None:
+                    uris[add.path] = add.uri
+            return dvs, uris, files
+    return None
