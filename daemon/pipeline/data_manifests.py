@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 
@@ -19,7 +20,7 @@ from daemon.translate.data_files import data_file_of, partition_of
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.partition_values import encode_partition
 from daemon.translate.schema import TableSchema
-from state import LiveFile
+from state import DeletionVectorDescriptor, LiveFile
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class ManifestAnswer:
     partitions: Sequence[tuple[str | None, ...]]
     uris: Sequence[str | None]
 
-    def live_files(self) -> Iterator[LiveFile]:
-        """Yield the data files, without their deletion vectors."""
+    def live_files(self, dvs: Mapping[str, DeletionVectorDescriptor] = MappingProxyType({})) -> Iterator[LiveFile]:
+        """Yield the data files, with those of `dvs` that are theirs."""
         manifest = self.written.manifest
         for path, record_count, size_bytes, partition, uri in zip(
             self.paths, self.record_counts, self.sizes_bytes, self.partitions, self.uris, strict=True
@@ -57,6 +58,7 @@ class ManifestAnswer:
                 size_bytes=size_bytes,
                 spec_id=manifest.partition_spec_id,
                 manifest_path=manifest.manifest_path,
+                deletion_vector=dvs.get(path),
                 partition=partition,
                 uri=uri,
             )

@@ -128,20 +128,17 @@ class TableContext:
     def load_table(self) -> Table:
         """Load the Iceberg table. Raises ObjectMissing before the first sync, and as `Target.find_table`."""
         table = self.target.find_table()
-        if table is None:
-            raise self._no_table()
-        return table
-
-    def _no_table(self) -> ObjectMissing:
-        name, target, record = self.settings.name, self.settings.target, self.find_record()
-        if record and record.synced_version is not None:
-            what = f"the Iceberg table {target} is gone from its catalog; it showed version {record.synced_version}"
-            return ObjectMissing(what, hint=f"`dvsync resync {name}` creates it again from Delta.")
-        what = f"the Iceberg table {target} does not exist yet"
-        if record and record.error:
-            return ObjectMissing(what, hint=f"`dvsync status {name}` says why, and what to do.")
+        if table is not None:
+            return table
+        name, record = self.settings.name, self.find_record()
+        what = f"the Iceberg table {self.settings.target} does not exist yet"
         hint = f"The first sync makes it: `dvsync sync {name}`, or with --wait beside a daemon."
-        return ObjectMissing(what, hint=hint)
+        if record and record.synced_version is not None:
+            what = f"the Iceberg table {self.settings.target} is gone from its catalog; it showed version "
+            what, hint = f"{what}{record.synced_version}", f"`dvsync resync {name}` creates it again from Delta."
+        elif record and record.error:
+            hint = f"`dvsync status {name}` says why, and what to do."
+        raise ObjectMissing(what, hint=hint)
 
     def find_record(self) -> TableRecord | None:
         """Return the table's row of the state store; None before its first sync. Raises StateUnavailable."""

@@ -69,30 +69,24 @@ def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> S
     """
     transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
     with context.step("translate"):
-        plan = _write(context, transaction, plan)
+        try:
+            results = transaction.write_delete_files(plan.tasks)
+        except (ObjectMissing, CorruptInput):
+            # An older deletion vector may be gone: Delta no longer needs it, and VACUUM removes it. Then all deletions
+            # of its data file are rewritten.
+            changes = [each for task in plan.tasks for each in task.changes]
+            lost = {each.data_file for each in changes if each.before and not _is_readable(context, each.before)}
+            if not lost:
+                raise
+            plan = plan.without_before(lost)
+            results = transaction.write_delete_files(plan.tasks)
+    plan = replace(plan, results=results)
     restored = [plan.change.dv_changed[path] for path in sorted(plan.restored)]
     if not restored:
         return plan
     with context.step("inspect"):
         inspection = context.runner.inspect_data_files(restored, plan.table, context.storage, context.properties)
     return replace(plan, metrics={**plan.metrics, **inspection.metrics})
-
-
-def _write(context: TableContext, transaction: Transaction, plan: SyncPlan) -> SyncPlan:
-    """Write the delete files of `plan`. Returns it with the results.
-
-    If an older deletion vector is gone or damaged, all deletions of its data file are rewritten. This is normal:
-    Delta no longer needs the older vector, and VACUUM removes it.
-    """
-    try:
-        return replace(plan, results=transaction.write_delete_files(plan.tasks))
-    except (ObjectMissing, CorruptInput):
-        changes = [each for task in plan.tasks for each in task.changes]
-        lost = {each.data_file for each in changes if each.before and not _is_readable(context, each.before)}
-        if not lost:
-            raise
-        plan = plan.without_before(lost)
-        return replace(plan, results=transaction.write_delete_files(plan.tasks))
 
 
 def _is_readable(context: TableContext, descriptor: DeletionVectorDescriptor) -> bool:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from operator import or_
 
 import pyarrow.compute as pc
-from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
 from daemon.delta.actions import AddFile
@@ -27,7 +26,7 @@ from daemon.translate.definition import Shape, next_shape
 from daemon.translate.existing_table import check_places
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, SyncPlan
-from state import DeletionVectorDescriptor, FileKind, LiveFile, Outcome, TableRecord
+from state import DeletionVectorDescriptor, FileKind, Outcome, TableRecord
 
 # The operation in the summary of a snapshot that replaces the whole table.
 RESYNCED = "resync"
@@ -72,7 +71,7 @@ def show_state(
     elif record.metadata_location is not None:
         # The former Iceberg table may still exist under another name or in another catalog, so its files stay.
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
-    operation = None if existing is None else RESYNCED
+    operation = RESYNCED if existing else None
     with Transaction(context, record, table, shape.definition, to_version=state.version) as transaction:
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
@@ -107,7 +106,7 @@ def show_state(
             added_delete_files=delete_file_records(completed),
             recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(record.id)),
         )
-        live_files = _live_files(answers, dvs)
+        live_files = (file for answer in answers for file in answer.live_files(dvs))
         shown = transaction.show(
             shape.definition, prepared, outcome, account, live_files=live_files, operation=operation
         )
@@ -153,10 +152,9 @@ def _write_deletions(
     context: TableContext, transaction: Transaction, state: TableState, shape: Shape, answers: Iterable[ManifestAnswer]
 ) -> tuple[dict[str, DeletionVectorDescriptor], CommitPlan]:
     """Write the delete files of all deletion vectors. Returns the vectors by data file path, and the completed plan."""
-    found = state.read_adds(with_dv_only=True) if state.files else ()
-    with_dv = {add.path: add for add in found}
+    with_dv = {add.path: add for add in (state.read_adds(with_dv_only=True) if state.files else ())}
     dvs = {path: add.deletion_vector for path, add in with_dv.items() if add.deletion_vector}
-    live = {file.path: file for file in _live_files(answers, {}) if file.path in dvs}
+    live = {file.path: file for answer in answers for file in answer.live_files() if file.path in dvs}
     plan = SyncPlan(_change(state, with_dv), live, shape.table, {})
     names = transaction.delete_file_names(shape.deletes.suffix)
     plan = replace(plan, tasks=shape.deletes.tasks(plan.dv_changes(), names))
@@ -177,9 +175,3 @@ def _change(state: TableState, with_dv: Mapping[str, AddFile]) -> TableChange:
         metadatas=(state.metadata,),
         protocol=state.protocol,
     )
-
-
-def _live_files(answers: Iterable[ManifestAnswer], dvs: Mapping[str, DeletionVectorDescriptor]) -> Iterator[LiveFile]:
-    for answer in answers:
-        for file in answer.live_files():
-            yield with_fields(file, deletion_vector=dvs.get(file.path))

@@ -28,11 +28,8 @@ class Checksums:
 
     def fetch(self, version: int) -> None:
         """Read the checksum file of `version` for the `check` that follows. One request."""
-        self._fetched = (version, self._log.read_checksum(version)) if self._faults <= FAULTS_MAX else None
-
-    def _read(self, version: int) -> Totals | None:
-        fetched, self._fetched = self._fetched, None
-        return fetched[1] if fetched and fetched[0] == version else self._log.read_checksum(version)
+        if self._faults <= FAULTS_MAX:
+            self._fetched = (version, self._log.read_checksum(version))
 
     def check(self, version: int, account: Account) -> None:
         """Raise `StateMismatch` if the checksum file of `version` differs from `account`. One request, or none after
@@ -41,7 +38,10 @@ class Checksums:
         A file that is missing (yet) or cannot be decoded is ignored. So is a fault that `learn` has found already.
         After more than FAULTS_MAX new faults in a row, the files of this log are no longer read.
         """
-        checksum = self._read(version) if self._faults <= FAULTS_MAX else None
+        fetched, self._fetched = self._fetched, None
+        if self._faults > FAULTS_MAX:
+            return
+        checksum = fetched[1] if fetched and fetched[0] == version else self._log.read_checksum(version)
         if checksum is None:
             return
         if checksum.more_than(_totals_of(account)) in (NO_DIFFERENCE, self._fault):
@@ -67,13 +67,8 @@ class Checksums:
             return
         self._fault = checksum.more_than(state)
         if self._fault != NO_DIFFERENCE:
-            _log.warning(
-                events.CHECKSUM_DISBELIEVED,
-                version=version,
-                checksum_has=_text(checksum),
-                state_has=_text(state),
-                is_last=False,
-            )
+            figures = {"checksum_has": _text(checksum), "state_has": _text(state)}
+            _log.warning(events.CHECKSUM_DISBELIEVED, version=version, **figures, is_last=False)
 
 
 def check_state(state: Totals, account: Account) -> None:

@@ -7,6 +7,7 @@ the table can be read any more, the entry is dropped, and a first sync makes the
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 
 import structlog
 from pyiceberg.exceptions import ValidationError
@@ -16,14 +17,13 @@ from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from daemon.errors import SyncError, TargetUnreadable
 from daemon.iceberg.marker import find_marker
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.version_hint import SUFFIX
 from daemon.observe import log as events
 from daemon.store.durable import force_to_disk, is_local, local_path
 from daemon.sync.context import TableContext
 from state import FileKind, FileStatus, TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-SUFFIX = ".metadata.json"
 
 
 def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncError) -> Table | None:
@@ -37,13 +37,17 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
     has_others = False
     for path in _newest_first(context, record, damaged.path):
         data = context.storage.read(path)
-        metadata = _parse(data)
+        metadata: TableMetadata | None = None
+        with suppress(ValidationError, ValueError):
+            metadata = TableMetadataUtil.parse_raw(data.decode())
         is_other = metadata and record.table_uuid not in (None, str(metadata.table_uuid))
         if metadata and not is_other and find_marker(metadata.current_snapshot()):
             break
         has_others = has_others or metadata is not None
     else:
-        if has_others or record.metadata_location is None or not _is_volume_there(damaged.path):
+        # An object store has no folders around the Iceberg table's own.
+        is_volume_there = not is_local(damaged.path) or local_path(damaged.path).parents[2].is_dir()
+        if has_others or record.metadata_location is None or not is_volume_there:
             raise TargetUnreadable(
                 f"no metadata file of dvsync's can be read for the Iceberg table: {damaged.message}",
                 path=damaged.path,
@@ -69,15 +73,3 @@ def _newest_first(context: TableContext, record: TableRecord, damaged: str) -> I
     others = [file for file in found if file.path.endswith(SUFFIX) and file.path != damaged]
     for file in sorted(others, key=lambda file: (file.path in known, file.modified_ms), reverse=True):
         yield file.path
-
-
-def _parse(data: bytes) -> TableMetadata | None:
-    try:
-        return TableMetadataUtil.parse_raw(data.decode())
-    except (ValidationError, ValueError):
-        return None
-
-
-def _is_volume_there(metadata_path: str) -> bool:
-    """Return whether the folder around the Iceberg table's own exists. An object store has no folders."""
-    return not is_local(metadata_path) or local_path(metadata_path).parents[2].is_dir()
