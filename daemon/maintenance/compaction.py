@@ -1,9 +1,7 @@
 """Compaction of delete files: replaces the many delete files of a data file by one. No row changes.
 
 In format version 3, it replaces Puffin files that are mostly dead, and the position-delete files from before.
-
-The kernel that writes every delete file makes the new ones from Delta's deletion vectors. This runs beside the syncs.
-Only the commit holds the table's lock, and it leaves out data files that a sync has changed meanwhile.
+It runs beside the syncs: only the commit holds the table's lock, and leaves out data files that a sync has changed.
 """
 
 from __future__ import annotations
@@ -11,6 +9,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
+from operator import add
 from threading import Event
 
 from msgspec.structs import replace as with_fields
@@ -29,7 +29,6 @@ from daemon.translate.definition import Shape, shape_of
 from daemon.translate.delete_files import (
     UNKNOWN_DV,
     DeleteFile,
-    DeleteFileResult,
     DeleteFileTask,
     DvChange,
     delete_file_entries,
@@ -66,34 +65,21 @@ class Compaction:
     snapshots: int = 0
 
     def __add__(self, other: Compaction) -> Compaction:
-        return Compaction(
-            self.data_files + other.data_files,
-            self.delete_files_before + other.delete_files_before,
-            self.delete_files_after + other.delete_files_after,
-            self.snapshots + other.snapshots,
-        )
+        return Compaction(*map(add, vars(self).values(), vars(other).values()))
 
 
 @dataclass(frozen=True)
 class Crowd:
     """Data files with all of their delete files, which apply to no other data file.
 
-    `changes` has the contents of each delete file that will be written instead, with its spec id. `is_outdated` says
-    that the delete files must be written again, whatever their number.
+    `changes` has what is written instead: the contents of each delete file, with its spec id. Those of one that
+    `is_outdated` must be written again, whatever their number.
     """
 
     data_files: tuple[LiveFile, ...]
     delete_files: tuple[DeleteFileRecord, ...]
     changes: tuple[tuple[int, tuple[DvChange, ...]], ...]
     is_outdated: bool
-
-    @property
-    def is_worth_it(self) -> bool:
-        return self.is_outdated or len(self.changes) < len(self.delete_files)
-
-    @property
-    def outcome(self) -> Compaction:
-        return Compaction(len(self.data_files), len(self.delete_files), len(self.changes))
 
 
 class Compactor:
@@ -110,8 +96,7 @@ class Compactor:
         that were committed stay.
         """
         context = self._context
-        record = context.find_record()
-        table = context.target.find_table()
+        record, table = context.find_record(), context.target.find_table()
         done = Compaction()
         if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
             return done
@@ -130,7 +115,8 @@ class Compactor:
             crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shape)
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
-            worth = [crowd for crowd in crowds if crowd.is_worth_it and self._is_readable(crowd)]
+            few = [each for each in crowds if each.is_outdated or len(each.changes) < len(each.delete_files)]
+            worth = [crowd for crowd in few if self._is_readable(crowd)]
             if dry_run:
                 done += _sum(_joined(worth, deletes))
                 continue
@@ -164,10 +150,8 @@ class Compactor:
 
 
 def _sum(crowds: Iterable[Crowd], *, snapshots: int = 0) -> Compaction:
-    return sum((crowd.outcome for crowd in crowds), Compaction(snapshots=snapshots))
-
-
-# --- what to compact ---
+    each = (Compaction(len(crowd.data_files), len(crowd.delete_files), len(crowd.changes)) for crowd in crowds)
+    return sum(each, Compaction(snapshots=snapshots))
 
 
 def _find_seeds(
@@ -238,31 +222,24 @@ def _joined(crowds: Sequence[Crowd], deletes: DeletePlanner) -> list[Crowd]:
             tuple(deletes.divide((spec, each) for crowd in members for spec, part in crowd.changes for each in part)),
             is_outdated=any(crowd.is_outdated for crowd in members),
         )
-        for of_spec in joined.values()
-        for members in of_spec
+        for members in chain.from_iterable(joined.values())
     ]
 
 
-class _Groups:
-    """Disjoint sets of names that can be joined (union-find)."""
-
-    def __init__(self) -> None:
-        self._parents: dict[str, str] = {}
+class _Groups(dict[str, str]):
+    """Disjoint sets of names that can be joined (union-find): each name with another one of its set, or itself."""
 
     def find(self, name: str) -> str:
         root = name
-        while (parent := self._parents.get(root, root)) != root:
+        while (parent := self.get(root, root)) != root:
             root = parent
-        self._parents[name] = root
+        self[name] = root
         return root
 
     def join(self, names: Iterable[str]) -> None:
-        roots = [self.find(name) for name in names]
-        for root in roots[1:]:
-            self._parents[self.find(root)] = self.find(roots[0])
-
-
-# --- rewriting and committing ---
+        first, *others = [self.find(name) for name in names]
+        for root in others:
+            self[self.find(root)] = self.find(first)
 
 
 def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]) -> Compaction | None:
@@ -280,11 +257,9 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     try:
         with transaction:
             transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in every]})
-            results = transaction.write_delete_files(every)
-            files = iter(_check_positions(every, results))
+            files = iter(_write(transaction, every))
             written = [
-                (crowd, [(task, next(files)) for task in of_crowd])
-                for crowd, of_crowd in zip(crowds, tasks, strict=True)
+                (crowd, [(task, next(files)) for task in some]) for crowd, some in zip(crowds, tasks, strict=True)
             ]
             if not context.committing.acquire(timeout=COMMIT_WAIT_S):
                 transaction.abandon()
@@ -301,10 +276,10 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
         context.in_work.discard(transaction.id)
 
 
-def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFileResult]) -> list[DeleteFile]:
-    """The written files, each of which holds all positions of its deletion vectors. Raises `CorruptInput`."""
+def _write(transaction: Transaction, tasks: Sequence[DeleteFileTask]) -> list[DeleteFile]:
+    """Write files, each of which holds all positions of its deletion vectors. Raises `CorruptInput`."""
     files = []
-    for task, result in zip(tasks, results, strict=True):
+    for task, result in zip(tasks, transaction.write_delete_files(tasks), strict=True):
         written = dict(result.file.data_files) if result.file else {}
         for change in task.changes:
             positions = written.get(change.data_file, 0)
@@ -319,20 +294,20 @@ def _check_positions(tasks: Sequence[DeleteFileTask], results: Sequence[DeleteFi
     return files
 
 
-Written = Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFile]]]]
-
-
-def _commit(context: TableContext, transaction: Transaction, written: Written) -> Compaction | None:
+def _commit(
+    context: TableContext,
+    transaction: Transaction,
+    written: Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFile]]]],
+) -> Compaction | None:
     """Commit a `replace` snapshot for the crowds that no sync has changed. None if there is no such crowd.
 
     The new delete files of the other crowds become orphans.
     """
-    record = context.find_record()
-    table = context.target.find_table()
-    kept = []
-    if record and table and record.snapshot_id == table.metadata.current_snapshot_id:
-        kept = [(now, crowd, files) for crowd, files in written if (now := _unchanged(context, record, crowd))]
-    if not kept or record is None or table is None:
+    record, table = context.find_record(), context.target.find_table()
+    if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
+        return None
+    kept = [(now, crowd, files) for crowd, files in written if (now := _unchanged(context, record, crowd))]
+    if not kept:
         return None
     snapshot, marker = table.current_snapshot(), shown_by(table)
     assert snapshot is not None and marker is not None, "what is recorded is ours"
@@ -340,12 +315,11 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
     if table.metadata.format_version != definition.format_version or lacks_row_ids(table, context.settings):
         return None  # Another process upgraded the table meanwhile.
     transaction.move_to(record, table, definition)
+    used = [(task, file) for _, _, files in kept for task, file in files]
     delta = RowDelta(
         snapshot_id=transaction.id,
         removed_delete_files=by_manifest(entry for now, _, _ in kept for file in now for entry in entries_of(file)),
-        added_delete_files=[
-            entry for _, _, files in kept for task, file in files for entry in delete_file_entries(task, file)
-        ],
+        added_delete_files=[entry for task, file in used for entry in delete_file_entries(task, file)],
         same_rows=True,
     )
     account = find_account(snapshot) or remembered_account(context, record)
@@ -355,18 +329,13 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
         # The state store is wrong about the delete files. Rebuild it from the manifests for the next round.
         rebuild(context, record, table, marker)
         raise
-    used = {task.output_path for _, _, files in kept for task, _ in files}
+    unused = {task.output_path for _, files in written for task, _ in files} - {task.output_path for task, _ in used}
     outcome = with_fields(
         unchanged_outcome(record),
-        added_delete_files=tuple(delete_file_record(task, file) for _, _, files in kept for task, file in files),
+        added_delete_files=tuple(delete_file_record(task, file) for task, file in used),
         removed_delete_files=(
             *((file.path, OrphanReason.COMPACTED) for now, _, _ in kept for file in now),
-            *(
-                (task.output_path, OrphanReason.COMMIT_FAILED)
-                for _, files in written
-                for task, _ in files
-                if task.output_path not in used
-            ),
+            *((path, OrphanReason.COMMIT_FAILED) for path in sorted(unused)),
         ),
     )
     transaction.show(definition, prepared, outcome, account, operation=OPERATION)
@@ -376,9 +345,8 @@ def _commit(context: TableContext, transaction: Transaction, written: Written) -
 def _unchanged(context: TableContext, record: TableRecord, crowd: Crowd) -> list[DeleteFileRecord]:
     """Return the crowd's delete files with their current manifests. Empty if a sync has changed the crowd."""
     before = {file.path: file.deletion_vector for file in crowd.data_files}
-    paths = list(before)
-    live = context.store.find_live_files(record.id, paths)
+    live = context.store.find_live_files(record.id, list(before))
     if before != {path: file.deletion_vector for path, file in live.items()}:
         return []
-    now = context.store.find_delete_files(record.id, paths)
+    now = context.store.find_delete_files(record.id, list(before))
     return now if {file.path for file in now} == {file.path for file in crowd.delete_files} else []

@@ -49,44 +49,40 @@ class Maintainer:
         errors: list[SyncError] = []
         compaction, expiry, cleanup = Compaction(), Expiry(), Cleanup()
         if settings.compact and is_news:
-            with _kept(errors), tracing.step("compact"):
+            with self._kept(errors), tracing.step("compact"):
                 compaction = self.compact(stop)
         if settings.expire and not stop.is_set():
             # Probe after each change, and otherwise only now and then: it costs a request for each file.
             probe = is_news or now_s >= self._probe_after_s
-            with _kept(errors), tracing.step("expire"):
+            with self._kept(errors), tracing.step("expire"):
                 expiry = self.expire(probe=probe)
                 if probe:
                     self._probe_after_s = now_s + PROBE_INTERVAL_S
         if settings.cleanup and not stop.is_set():
-            with _kept(errors), tracing.step("cleanup"):
-                if is_news or expiry.expired or self._has_due_orphans():
+            with self._kept(errors), tracing.step("cleanup"):
+                if is_news or expiry.expired or has_due_orphans(self._context):
                     cleanup = self.clean_up(stop)
         elif is_news:
-            with _kept(errors):
-                self._forget_history()
+            with self._kept(errors):
+                forget_history(self._context, self._context.find_record(), orphans=True)
         if errors:
             raise errors[0]
         if not stop.is_set() and self._metadata_location() == seen:
             self._settled = seen
         return Round(compaction, expiry, cleanup)
 
+    @contextmanager
+    def _kept(self, errors: list[SyncError]) -> Iterator[None]:
+        try:
+            with self._as_sync_errors():
+                yield
+        except SyncError as error:
+            errors.append(error)
+
     def _metadata_location(self) -> str | None:
         with self._as_sync_errors():
             record = self._context.find_record()
             return record.metadata_location if record else None
-
-    def _has_due_orphans(self) -> bool:
-        with self._as_sync_errors():
-            return has_due_orphans(self._context)
-
-    def _forget_history(self) -> None:
-        """Remove old rows from the state store, as cleanup does. If cleanup is off, also those of orphans."""
-        context = self._context
-        with self._as_sync_errors():
-            record = context.find_record()
-            if record is not None:
-                forget_history(context, record, at_ms=context.clock.now_ms(), orphans=True)
 
     def _as_sync_errors(self) -> AbstractContextManager[None]:
         return as_sync_errors(self._context.settings.name)
@@ -104,11 +100,3 @@ class Maintainer:
     ) -> Cleanup:
         with self._as_sync_errors():
             return clean_up(self._context, stop, dry_run=dry_run, scan=scan, remove_found=remove_found)
-
-
-@contextmanager
-def _kept(errors: list[SyncError]) -> Iterator[None]:
-    try:
-        yield
-    except SyncError as error:
-        errors.append(error)

@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.table import Table
 
 from daemon.iceberg.catalogs import Catalogs
-from daemon.maintenance.cleanup import DELETE_FILE_NAME
+from daemon.maintenance.own_places import DELETE_FILE_NAME
 from tests.kit.cluster import HOST, Cluster, cluster
 from tests.kit.daemons import Daemon, until
 from tests.kit.handmade import Bench, HandmadeTable
