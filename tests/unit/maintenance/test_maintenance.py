@@ -847,7 +847,7 @@ def test_a_catalog_that_is_away_is_told(make: Callable[..., World], monkeypatch:
     def away() -> None:
         raise ConnectionError("no route")
 
-    monkeypatch.setattr(world.bench.context.target, "_open_catalog", away)
+    monkeypatch.setattr(world.bench.context.target, "open_catalog", away)
     for work in (world.compact, world.maintainer.expire, world.clean_up):
         with pytest.raises(CatalogAway) as raised:
             work()
