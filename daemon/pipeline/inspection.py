@@ -181,7 +181,8 @@ def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = 
         return pq.ParquetFile(pa.BufferReader(tail)).metadata
     except (pa.ArrowException, OSError) as error:
         # Arrow raises OSError, too, for a broken footer.
-        raise _no_footer(path, error) from error
+        what, hint = "the file has no Parquet footer that can be read", "Restore the file in the Delta table."
+        raise CorruptInput(f"{what}: {error}", path=path, hint=hint) from error
 
 
 def _single_value(chunk: pq.ColumnChunkMetaData) -> tuple[Any] | None:
@@ -235,14 +236,6 @@ def _timestamps(array: pa.Array) -> Iterator[pa.Array]:
         yield from _timestamps(array.flatten())
 
 
-def _no_footer(path: str, error: Exception) -> CorruptInput:
-    return CorruptInput(
-        f"the file has no Parquet footer that can be read: {error}",
-        path=path,
-        hint="Restore the file in the Delta table.",
-    )
-
-
 @dataclass(frozen=True)
 class Inspection:
     """The result of inspecting files."""
@@ -251,33 +244,13 @@ class Inspection:
     traits: FileTraits
 
 
-@dataclass(frozen=True)
-class InspectionTask:
-    """Inspects the files that one Spark task is given."""
-
-    properties: Mapping[str, str]
-    table: TableSchema
-
-    def __call__(self, adds: Iterable[AddFile]) -> Iterator[Inspection]:
-        yield Inspector(FileIOStorage(self.properties), self.table).inspect(list(adds))
+def inspect(properties: Mapping[str, str], table: TableSchema, adds: Iterable[AddFile]) -> Iterator[Inspection]:
+    """Inspect the files that one Spark task is given."""
+    yield Inspector(FileIOStorage(properties), table).inspect(list(adds))
 
 
-@dataclass(frozen=True)
-class CheckTask:
-    """Checks files that are live already against another schema, and yields their traits."""
-
-    properties: Mapping[str, str]
-    table: TableSchema
-
-    def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[FileTraits]:
-        yield Inspector(FileIOStorage(self.properties), self.table).inspect(list(adds)).traits
-
-
-def joined(inspections: Iterable[Inspection]) -> Inspection:
-    """Join the inspections of several tasks."""
-    metrics: dict[str, Metrics] = {}
-    traits = FileTraits()
-    for each in inspections:
-        metrics |= each.metrics
-        traits |= each.traits
-    return Inspection(metrics, traits)
+def check(
+    properties: Mapping[str, str], table: TableSchema, part: int, adds: Iterable[AddFile]
+) -> Iterator[FileTraits]:
+    """Check files that are live already against another schema, and yield their traits."""
+    yield Inspector(FileIOStorage(properties), table).inspect(list(adds)).traits

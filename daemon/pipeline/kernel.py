@@ -9,20 +9,22 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import RECENT_ENTRY_BYTES, Vector, read_vectors
 from daemon.delta.position_set import DVPlace, PositionSet, new_positions
 from daemon.errors import CorruptInput
-from daemon.iceberg.position_deletes import PositionDeleteWriter
+from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store.durable import force_to_disk, is_local
 from daemon.store.recent import Recent
 from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
-from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange, Rewrite
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
 READ_CHANGES_MAX: Final = 1024
@@ -32,6 +34,8 @@ RESULTS_MAX: Final = 1024
 # Of tables on other machines: the next DV of a data file is compared with the one before, which then costs no request.
 RECENT_BYTES_MAX: Final = 4 << 20
 ROWS_NEEDED: Final = "rows up to its last deleted position"
+
+W = TypeVar("W", PositionDeleteWriter, PuffinWriter)
 
 _recent: Recent[bytes] = Recent(RECENT_BYTES_MAX, lambda frame: len(frame) + RECENT_ENTRY_BYTES)
 
@@ -129,24 +133,20 @@ class _Outputs:
         if last < 0:
             return
         _check_below(change, last + 1, ROWS_NEEDED, after.place)
-        if self._writer is None:
-            self._writer = PuffinWriter(self._io, self._path, at_once=self._at_once)
-        assert isinstance(self._writer, PuffinWriter)
-        self._writer.write(change.data_file, after.portable_frame(), after.cardinality)
+        self._open(PuffinWriter).write(change.data_file, after.portable_frame(), after.cardinality)
 
     def _translate(self, change: DvChange, before: PositionSet | None, after: PositionSet, place: DVPlace) -> None:
         _check_below(change, len(after), "deleted positions", place)
         for chunk in new_positions(after, before):
             _check_below(change, chunk[-1] + 1, ROWS_NEEDED, place)
-            if self._writer is None:
-                self._writer = PositionDeleteWriter(self._io, self._path, at_once=self._at_once)
-            assert isinstance(self._writer, PositionDeleteWriter)
-            self._writer.write(change.data_file, chunk)
+            self._open(PositionDeleteWriter).write(change.data_file, chunk)
 
-    @property
-    def _path(self) -> str:
-        assert self._task
-        return self._task.output_path
+    def _open(self, kind: type[W]) -> W:
+        """Return the task's writer, which is opened for its first position."""
+        if self._writer is None and self._task:
+            self._writer = kind(self._io, self._task.output_path, at_once=self._at_once)
+        assert isinstance(self._writer, kind)
+        return self._writer
 
     def finish(self) -> None:
         """Finish the delete file that is being written, if any."""
@@ -192,3 +192,34 @@ def _check_below(change: DvChange, rows_needed: int, what: str, place: DVPlace) 
             hint="The Delta log's numRecords or the deletion vector is wrong. Rewrite the data file with REORG, or "
             "RESTORE the Delta table; then `dvsync resume` the table.",
         )
+
+
+def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> PositionDeleteFile:
+    """Rewrite a shared delete file without the data files that leave, with one row group in memory at a time.
+
+    `properties` are those of the Iceberg table's FileIO. Raises `CorruptInput` when the old file does not hold the
+    recorded positions; nothing refers to the new file then.
+    """
+    with (
+        FileIOStorage(properties).open_input(rewrite.old.path) as source,
+        PositionDeleteWriter(S3FileIO(dict(properties)), rewrite.output_path) as writer,
+    ):
+        parquet = pq.ParquetFile(source)
+        for group in range(parquet.num_row_groups):
+            rows = parquet.read_row_group(group, columns=["file_path", "pos"])
+            # Sorted by data file, so each one's rows are together and in order.
+            for path in pc.unique(rows["file_path"]).to_pylist():
+                if path in rewrite.kept:
+                    positions = rows.filter(pc.equal(rows["file_path"], path))["pos"].combine_chunks()
+                    values = memoryview(positions.buffers()[1]).cast("q")
+                    writer.write(path, values[positions.offset :][: len(positions)])
+        written = writer.finish()
+    expected = {mapping.data_file: mapping.positions for mapping in rewrite.old.mappings}
+    for path, positions in written.data_files:
+        if positions != expected[path]:
+            raise CorruptInput(
+                f"the delete file holds {positions} positions of {path}, but {expected[path]} are recorded",
+                path=rewrite.old.path,
+                hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.",
+            )
+    return written

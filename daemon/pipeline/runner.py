@@ -14,13 +14,15 @@ from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import replay
 from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway, SyncError, Unsupported
-from daemon.pipeline.inspection import Inspection, InspectionTask, Inspector, joined
+from daemon.pipeline.inspection import Inspection, Inspector, inspect
 from daemon.pipeline.kernel import translate
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
 from daemon.spark.tasks import map_on_spark
 from daemon.store.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
+from daemon.translate.file_schema import FileTraits
+from daemon.translate.metrics import Metrics
 from daemon.translate.schema import TableSchema
 
 # With the engine `auto`, Spark reads the whole state of a table whose checkpoint and later commits have more bytes, or
@@ -109,7 +111,10 @@ class Runner:
             storage_properties=dict(storage_properties),
             target_properties=dict(target_properties),
         )
-        if self._runs_here(fits=self._fits_here(tasks)):
+        changes = [change for task in tasks for change in task.changes]
+        size_bytes = sum(dv.size_in_bytes for change in changes for dv in (change.before, change.after) if dv)
+        fits = len(changes) <= LOCAL_DELETION_VECTORS_MAX and size_bytes <= LOCAL_DELETION_VECTOR_BYTES_MAX
+        if self._runs_here(fits=fits):
             return list(kernel(tasks))
         with self.spark.session() as spark:
             return list(map_on_spark(spark, list(_chunks(tasks)), partial(kernel, at_once=self.spark.is_on_cluster)))
@@ -121,18 +126,16 @@ class Runner:
         if not adds or self._runs_here(fits=len(adds) <= LOCAL_DATA_FILES_MAX):
             return Inspector(storage, table).inspect(adds)
         with self.spark.session() as spark:
-            task = InspectionTask(properties, table)
             chunks = [adds[start : start + DATA_FILES_PER_TASK] for start in range(0, len(adds), DATA_FILES_PER_TASK)]
-            return joined(map_on_spark(spark, chunks, task))
+            metrics: dict[str, Metrics] = {}
+            traits = FileTraits()
+            for each in map_on_spark(spark, chunks, partial(inspect, properties, table)):
+                metrics |= each.metrics
+                traits |= each.traits
+            return Inspection(metrics, traits)
 
     def _runs_here(self, *, fits: bool) -> bool:
         return fits if self.engine == "auto" else self.engine == "local"
-
-    def _fits_here(self, tasks: Sequence[DeleteFileTask]) -> bool:
-        changes = [change for task in tasks for change in task.changes]
-        dvs = [dv for change in changes for dv in (change.before, change.after) if dv]
-        size_bytes = sum(dv.size_in_bytes for dv in dvs)
-        return len(changes) <= LOCAL_DELETION_VECTORS_MAX and size_bytes <= LOCAL_DELETION_VECTOR_BYTES_MAX
 
 
 def _chunks(tasks: Sequence[DeleteFileTask]) -> Iterator[list[DeleteFileTask]]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, reduce
+from functools import cache, partial, reduce
 from operator import or_
 
 import pyarrow as pa
@@ -24,7 +24,7 @@ from daemon.iceberg.references import live_entries
 from daemon.iceberg.schema_changes import layout_of
 from daemon.observe import tracing
 from daemon.pipeline.data_manifests import manifests_needed
-from daemon.pipeline.inspection import CheckTask
+from daemon.pipeline.inspection import check
 from daemon.sync.announcements import announce_schema_change, publish
 from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
@@ -191,7 +191,7 @@ def _check_live_files(
     The state store has no statistics and only parsed partition values, so Delta's log is asked. The file that
     `last_error` names is checked first: while it is live, a table that was refused opens no other file again.
     """
-    task = CheckTask(dict(context.properties), table)
+    task = partial(check, dict(context.properties), table)
     with context.step("inspect"), context.open_state(version) as state:
         if last_error and last_error.kind == Unsupported.__name__:
             is_named = [last_error.message.endswith(f"[file {add.path}]") for add in state.read_adds()]

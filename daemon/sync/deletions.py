@@ -9,7 +9,7 @@ from dataclasses import replace
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import new_positions
 from daemon.errors import CorruptInput, ObjectMissing
-from daemon.pipeline.rewrite import rewrite_delete_file
+from daemon.pipeline.kernel import rewrite_delete_file
 from daemon.store.durable import force_to_disk
 from daemon.sync.context import TableContext
 from daemon.sync.transaction import Transaction
