@@ -1,8 +1,6 @@
-"""The account of a table: the totals of its files and rows. Before each commit, three accounts must agree.
-
-The first adds up Delta's actions, the second Iceberg's manifests as readers will find them. The third is Delta's own:
-the version's checksum file, or the whole state if it was read. Each snapshot's summary stores the account, and the next
-commit continues from there.
+"""The account of a table: the totals of its files and rows. Before each commit, three must agree: that of Delta's
+actions, that of Iceberg's manifests as readers will find them, and Delta's own of its checksum file or whole state.
+Each snapshot's summary stores the account, and the next commit continues from there.
 """
 
 from __future__ import annotations
@@ -63,10 +61,7 @@ def find_account(snapshot: Snapshot | None) -> Account | None:
 
 
 def account_of(manifests: Iterable[ManifestFile], size_bytes: int) -> Account:
-    """Add up the manifests as readers will find them. Iceberg spec, "Manifest Lists": counts of live entries.
-
-    Manifest lists contain no sizes of data files, so `size_bytes` is given.
-    """
+    """Add up the counts in manifests: Iceberg spec, "Manifest Lists". They have no sizes of data files."""
     files = {content: 0 for content in ManifestContent}
     rows = {content: 0 for content in ManifestContent}
     for manifest in manifests:

@@ -81,10 +81,7 @@ class Catalogs:
         return opened
 
     def check_file(self, name: str) -> None:
-        """Raise CatalogAway if the catalog's SQLite file is missing although tables were synced into it.
-
-        In a new, empty file, all tables would seem to be dropped.
-        """
+        """Raise CatalogAway if the SQLite file of synced tables is missing: in a new one, all seem dropped."""
         properties = self._properties
         file, place = sqlite_file(properties[name].get("uri", "")), _place_of(name, properties[name])
         if file is None or file.exists():

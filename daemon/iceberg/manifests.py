@@ -112,10 +112,7 @@ def entry_key(data_file: DataFile) -> EntryKey:
 
 
 def schema_with_sources(spec: PartitionSpec, schemas: Iterable[Schema]) -> Schema:
-    """Return the first of `schemas` that has every column of `spec`. The current schema may have dropped some.
-
-    `schemas` begins with the current schema.
-    """
+    """Return the first of `schemas`, the current one first, that has every column of `spec`: some may be dropped."""
     sources = {field.source_id for field in spec.fields}
     return next(schema for schema in schemas if sources <= schema.field_ids)
 
@@ -217,10 +214,7 @@ def read_entries(
 
 
 def _inherit_row_ids(entries: Iterable[ManifestEntry], next_row_id: int | None) -> None:
-    """Give the live data files of a manifest the row ids that follow from its own first row id, `next_row_id`.
-
-    Iceberg spec, "First Row ID Inheritance".
-    """
+    """Give a manifest's live data files row ids from `next_row_id` on. Iceberg spec, "First Row ID Inheritance"."""
     for entry in entries:
         if entry.status is not ManifestEntryStatus.DELETED and first_row_id(entry.data_file) is None:
             entry.data_file[_IN_DATA_FILE["first_row_id"]] = next_row_id

@@ -1,7 +1,4 @@
-"""Decides which manifests to merge, by the properties `commit.manifest.*`.
-
-Each commit adds a small manifest, and readers open all of them, so small ones must be merged.
-"""
+"""Decides which manifests to merge, by the properties `commit.manifest.*`: each commit adds one, readers open all."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Position-delete files of Iceberg v2: Parquet, one row for each deleted position.
-
-Iceberg spec, "Position Delete Files". Other modules decide which positions go into which file, and commit the files.
-"""
+"""Position-delete files of Iceberg v2: Parquet, one row for each position. Iceberg spec, "Position Delete Files"."""
 
 from __future__ import annotations
 

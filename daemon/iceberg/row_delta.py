@@ -46,9 +46,8 @@ TOTALS = ("data-files", "delete-files", "records", "files-size", "position-delet
 
 @dataclass(frozen=True)
 class TableView:
-    """What is needed of an Iceberg table, which may not exist yet, to write a snapshot's files.
-
-    `schemas` are all that the table ever had; the first one will be current after the commit.
+    """What is needed of an Iceberg table, which may not exist yet. The first of `schemas`, all that it ever had, will
+    be current after the commit.
     """
 
     io: FileIO
@@ -270,10 +269,7 @@ def _rewritten_entries(table: TableView, delta: RowDelta, manifest: ManifestFile
 
 
 def _may_stay(table: TableView, manifest: ManifestFile, entries: Iterable[ManifestEntry]) -> bool:
-    """Return False for a manifest that has only deleted entries and whose partition column was dropped.
-
-    DuckDB 1.5.5 crashes on a manifest whose partition field has no column in the current schema.
-    """
+    """Return False for a manifest of deleted entries only whose partition column was dropped: DuckDB 1.5.5 crashes."""
     sources = {field.source_id for field in table.specs[manifest.partition_spec_id].fields}
     is_live = any(entry.status is not ManifestEntryStatus.DELETED for entry in entries)
     return is_live or sources <= table.schemas[0].field_ids

@@ -23,10 +23,7 @@ def layout_of(table: Table) -> Layout:
 
 
 def describe_changes(before: Layout, after: Layout) -> list[str]:
-    """Describe how `after` differs from `before`; comments do not count.
-
-    For example `id: long is now string`, `name is now customer`, `new column city: string`.
-    """
+    """Describe how `after` differs, without comments: `id: long is now string`, `new column city: string`."""
     old, new = _columns(before.schema), _columns(after.schema)
     names = {field.field_id: name for name, field in new.items() if name not in old}
     left = {name: field for name, field in old.items() if name not in new}

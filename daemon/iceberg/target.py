@@ -97,10 +97,7 @@ class Target:
             raise catalog_away(self.catalog_name, error) from error
 
     def find_table(self) -> Table | None:
-        """Load the table from the catalog; None if it does not exist.
-
-        Raises ObjectMissing and TargetUnreadable for the metadata file that the catalog names.
-        """
+        """Load the table; None if there is none. Raises ObjectMissing and TargetUnreadable for its metadata file."""
         with self._catalog() as catalog, suppress(NoSuchTableError):
             return catalog.load_table(self.identifier)
         return None
@@ -127,10 +124,7 @@ class Target:
     def define(
         self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})
     ) -> Table:
-        """Change an existing table to `definition` without a snapshot, if it differs, and set the properties `stamp`.
-
-        Raises as `commit` does.
-        """
+        """Change `table` without a snapshot, if it differs, and set the properties `stamp`. Raises as `commit`."""
         updates = _definition_changes(table, definition)
         if not updates:
             return table

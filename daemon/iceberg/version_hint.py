@@ -31,10 +31,8 @@ class VersionHint:
         self._has_failed = False
 
     def update(self, table: Table) -> None:
-        """Let the hint name the table's current metadata file, if it does not yet.
-
-        A failure is only logged, the first of several: the hint serves nobody but readers by folder. The next call
-        tries again.
+        """Let the hint name the table's current metadata file, if it does not yet. Of several failures the first one is
+        logged, and the next call tries again: the hint serves nobody but readers by folder.
         """
         if table.metadata_location == self._written:
             return

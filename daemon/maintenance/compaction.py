@@ -299,9 +299,8 @@ def _commit(
     transaction: Transaction,
     written: Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFile]]]],
 ) -> Compaction | None:
-    """Commit a `replace` snapshot for the crowds that no sync has changed. None if there is no such crowd.
-
-    The new delete files of the other crowds become orphans.
+    """Commit a `replace` snapshot for the crowds that no sync has changed; the others' files become orphans. None if
+    there is no such crowd.
     """
     record, table = context.find_record(), context.target.find_table()
     if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:

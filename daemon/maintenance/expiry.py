@@ -116,9 +116,8 @@ class Expirer:
         return min(now_ms, elapsed_ms + (since_ms if self._is_steady else min(since_ms, known_ms + DAY_MS)))
 
     def _find_unreadable(self, table: Table) -> set[int]:
-        """Find snapshots that have lost a file, by probing the data files that the following snapshot removed.
-
-        Raises ObjectStoreAway if the Delta table itself is missing, because then VACUUM is not the cause.
+        """Find snapshots that have lost a file, by probing those that the next one removed. Raises ObjectStoreAway if
+        the Delta table itself is missing.
         """
         snapshots = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
         let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}

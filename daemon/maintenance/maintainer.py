@@ -40,10 +40,7 @@ class Maintainer:
         self._settled: str | None = None
 
     def run(self, stop: Event) -> Round:
-        """Run one round of the parts that the configuration turns on. A table without changes costs next to nothing.
-
-        If a part fails, the others still run. The first error is raised at the end.
-        """
+        """Run one round of the parts that are turned on, all of them before the first error is raised."""
         settings, seen, now_s = self._settings, self._metadata_location(), self._context.clock.monotonic_s()
         is_news = seen != self._settled
         errors: list[SyncError] = []

@@ -94,10 +94,7 @@ class OwnPlaces:
         ]
 
     def find_other_table(self, metas: Iterable[FileMeta]) -> str | None:
-        """Return a metadata file of another Iceberg table among `metas`, or None.
-
-        If there is one, the other files may belong to that table, too: names do not show the owner.
-        """
+        """Return a metadata file of another table among `metas`, whose owner names do not show, or None."""
         metadata_files = [meta for meta in metas if meta.path.endswith(METADATA_SUFFIXES)]
         for meta in sorted(metadata_files, key=lambda meta: meta.modified_ms, reverse=True):
             uuid = _table_uuid(self.storage.read(meta.path))

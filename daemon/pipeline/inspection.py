@@ -1,7 +1,4 @@
-"""Inspects each data file before it is registered: its size, its footer, and whether readers will agree with Delta.
-
-Runs in the daemon for the files of a commit, and in Spark tasks for a first sync.
-"""
+"""Inspects each data file before it is registered: its size and footer, and whether readers will agree with Delta."""
 
 from __future__ import annotations
 

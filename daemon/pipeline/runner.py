@@ -42,10 +42,7 @@ DATA_FILES_PER_TASK = 1_000
 
 @dataclass(frozen=True)
 class Runner:
-    """Reads a table's whole state, translates deletion vectors and inspects data files.
-
-    For work that is too much for this process, it starts a Spark session, which all tables share.
-    """
+    """Does the work on many files here, or, if it is too much, in a Spark session, which all tables share."""
 
     spark: SparkPipeline
     engine: str

@@ -1,7 +1,4 @@
-"""One snapshot's work: `advance` folds commits, plans, translates and shows them in one transaction.
-
-`follower.py` decides which commits to advance by.
-"""
+"""One snapshot's work: `advance` folds commits, plans, translates and shows them in one transaction."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The main path of one table: `Follower.sync` compares the Iceberg table with the state store, then follows Delta.
-
-The Iceberg table decides how far we are; the state store only remembers it.
-"""
+"""The main path of one table: `Follower.sync`. The Iceberg table says how far we are, the state store remembers."""
 
 from __future__ import annotations
 
@@ -67,17 +64,11 @@ class Follower:
         self._other_writer = OtherWriter(context)
 
     def has_news(self) -> bool:
-        """Return whether a sync has something to do. One or two requests; no Spark, and no listing of an intact log.
-
-        Raises ObjectMissing if the log of a synced table is gone.
-        """
+        """Return whether a sync has something to do; see `News.are_there`."""
         return self._news.are_there()
 
     def find_newest(self, known: int | None) -> int | None:
-        """Find Delta's newest version, beginning at version `known`. One request if there is no newer one.
-
-        Raises ObjectStoreAway.
-        """
+        """Find Delta's newest version, beginning at `known`. One request if none is newer. Raises ObjectStoreAway."""
         return self._context.log.find_newest(known)
 
     def compare(self, reason: str) -> None:
@@ -131,9 +122,8 @@ class Follower:
         return result
 
     def _load(self, record: TableRecord, full: bool) -> tuple[TableRecord, Table | None, bool]:
-        """Load the Iceberg table, end the intents that a crash left, and check that the table is ours.
-
-        Returns the record after that, the table if it exists, and whether somebody put back older metadata.
+        """Load the table, end the intents that a crash left, and check that it is ours. Returns the record after that,
+        the table if it exists, and whether somebody put back older metadata.
         """
         context, find = self._context, self._context.target.find_table
         try:

@@ -67,9 +67,8 @@ def _check_share(store: StateStore, settings: Settings) -> None:
 
 
 def _check_copy(store: SqlStateStore, file: Path, place: str) -> None:
-    """Raise ConfigInvalid if `file` was copied from a database that is still there, and remember its place.
-
-    Both would commit to the same Iceberg tables, and each would remove the other's files.
+    """Raise ConfigInvalid if `file` is a copy of a database that is still there: both would commit to the same tables,
+    and remove each other's files. Else remember its place.
     """
     home = store.read_home()
     if home.place == place:

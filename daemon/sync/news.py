@@ -165,10 +165,7 @@ class News:
                 return
 
     def _has_next(self, version: int, *, ends_group: bool) -> bool:
-        """Return whether a commit follows `version`.
-
-        On an object store, the checksum file of a version that ends a group is read at the same time.
-        """
+        """Return whether a commit follows. On an object store, a group's last checksum file is read with it."""
         log = self._context.log
         if not ends_group or is_local(self._context.location):
             return log.has_next(version + 1)

@@ -36,10 +36,7 @@ class SyncOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class SyncResult:
-    """The result of one cycle. Versions are Delta's, inclusive.
-
-    `more` means that the cycle stopped at a bound, and the next cycle should start at once.
-    """
+    """The result of one cycle. Versions are Delta's, inclusive. With `more`, it stopped at a bound: go on at once."""
 
     outcome: SyncOutcome
     from_version: int | None

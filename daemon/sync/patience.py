@@ -36,10 +36,7 @@ def forget_seen(context: TableContext, record: TableRecord, what: str) -> None:
 
 
 def check_delta_not_older(context: TableContext, record: TableRecord, newest: TableState) -> None:
-    """Raise `ObjectMissing` if Delta has just gone back to an older version of the same table.
-
-    A lagging listing looks like that. Without the wait, Iceberg would show the older version for a moment.
-    """
+    """Raise `ObjectMissing` if Delta has just gone back to an older version of the same table: a listing may lag."""
     version, synced = newest.version, record.synced_version
     if newest.metadata.id != record.delta_table_id or synced is None or version >= synced:
         forget_seen(context, record, OLDER_DELTA)
@@ -54,10 +51,8 @@ def check_delta_not_older(context: TableContext, record: TableRecord, newest: Ta
 
 
 def is_put_back(context: TableContext, record: TableRecord, table: Table | None) -> bool:
-    """Return whether somebody dropped the table, or put it back to older metadata than that of the last sync.
-
-    A catalog behind a cache, or of several servers, may answer so for some seconds. Raises `CatalogAway` before it has
-    lasted.
+    """Return whether somebody dropped the table, or put it back to older metadata than that of the last sync. Raises
+    `CatalogAway` before that has lasted: a catalog behind a cache, or of several servers, may say so for seconds.
     """
     if not _is_older(context, record, table):
         forget_seen(context, record, OLDER_ICEBERG)

@@ -58,9 +58,8 @@ class Checksums:
         )
 
     def learn(self, version: int, state: Totals) -> None:
-        """Remember by how much the checksum file of `version` differs from its whole `state`. One request.
-
-        Delta copies a wrong number into its next files, so only a different fault is worth a comparison.
+        """Remember by how much the checksum file of `version` differs from its whole `state`. One request. Delta copies
+        a wrong number into its next files, so only a different fault is worth a comparison.
         """
         checksum = self._log.read_checksum(version)
         if checksum is None:

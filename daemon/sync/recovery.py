@@ -62,9 +62,8 @@ def check_ours(context: TableContext, record: TableRecord, table: Table) -> None
 
 
 def check_owner(context: TableContext, record: TableRecord, table: Table) -> None:
-    """Raise `TargetChanged` if the state database has the Iceberg table for another Delta table.
-
-    Its name says little: two catalogs of the configuration may be one, and a catalog may ignore case.
+    """Raise `TargetChanged` if the state database has the Iceberg table for another Delta table, by its uuid: two
+    catalogs of the configuration may be one, and a catalog may ignore case.
     """
     uuid = str(table.metadata.table_uuid)
     if uuid == record.table_uuid:

@@ -181,10 +181,7 @@ class Transaction:
         return self._recorded(outcome, self._context.target.expire(self._table, snapshot_ids, tags, self.announce))
 
     def abandon(self, *, may_be_writing: bool = False) -> None:
-        """Give up the change, whose commit has not begun, and remove its files. Those that cannot be become orphans.
-
-        Otherwise a table that fails for days would leave files and their names with each attempt.
-        """
+        """Give up the change, whose commit has not begun, and remove its files. Those that cannot be become orphans."""
         self._is_open = False
         removed = [] if may_be_writing else self._remove_files()
         at_ms = self._context.clock.now_ms()

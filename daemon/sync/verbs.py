@@ -40,20 +40,14 @@ def make_pause(by: str, now_ms: int, *, for_s: float | None, reason: str | None)
 
 
 def pause(store: TableStore, table: TableSettings, wanted: Pause) -> None:
-    """Pause a table, also across restarts. A table that is paused already keeps the time since when it is.
-
-    Raises ConfigInvalid, StateUnavailable.
-    """
+    """Pause a table; one that is paused keeps its start. Raises ConfigInvalid, StateUnavailable."""
     record = _known_or_new(store, table)
     before = record.pause_at(wanted.since_ms)
     store.record_pause(record.id, replace(wanted, since_ms=before.since_ms) if before else wanted)
 
 
 def resume(store: TableStore, table: TableSettings) -> bool:
-    """Clear a table's error, and end its parking or pause. Raises StateUnavailable.
-
-    Returns False if the table had no error and was not paused.
-    """
+    """Clear a table's error, and end its parking or pause; False if it had none. Raises StateUnavailable."""
     record = store.find_table(table.name, table.source, table.target)
     if record is None or (record.error is None and record.pause is None):
         return False
@@ -64,7 +58,6 @@ def resume(store: TableStore, table: TableSettings) -> bool:
 
 def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
     """Make the next sync rewrite the table from Delta's state, even if it is parked, but not before a pause ends.
-
     Returns what happens next. Raises ConfigInvalid, StateUnavailable.
     """
     record = _known_or_new(store, table)
@@ -81,10 +74,7 @@ def next_resync(name: str, *, is_held: bool) -> str:
 
 
 def _known_or_new(store: TableStore, table: TableSettings) -> TableRecord:
-    """Return the table's row, creating it if needed.
-
-    Raises ConfigInvalid if the state database has this name with another source or target.
-    """
+    """Return the table's row, made if needed. Raises ConfigInvalid if its name has another source or target."""
     records = store.list_tables()
     other = next((record for record in records if record.name == table.name), None)
     if other and find_record(records, table) is None:

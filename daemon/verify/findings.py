@@ -82,10 +82,7 @@ class Findings:
 
 @dataclass(frozen=True)
 class Proof:
-    """The result for one table. `files` were compared, of the `files_total` that Delta has at `version`.
-
-    `seconds` has the duration of each level. Rows are live rows of the compared files.
-    """
+    """The result for one table: `files` were compared, with their live `rows`, of `files_total`; `seconds` by level."""
 
     level: Level
     version: int

@@ -76,10 +76,7 @@ class Verifier:
             return Proof(scope.level, marker.version, snapshot.snapshot_id, 0, 0, 0, findings, {})
 
     def is_outdated(self, proof: Proof) -> bool:
-        """Return whether differences may be gone: Iceberg or Delta has moved on, and older files may have been removed.
-
-        Raises StateStoreAway, and the errors of Delta's store.
-        """
+        """Return whether differences may be gone because Iceberg or Delta moved on. Raises as both stores do."""
         record = self.context.find_record()
         return (
             record is None

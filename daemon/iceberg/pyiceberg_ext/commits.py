@@ -130,10 +130,7 @@ def commit_updates(
     *,
     written: Sequence[str] = (),
 ) -> None:
-    """Commit by one compare-and-swap at the catalog. Afterwards `table` has the new metadata.
-
-    The files in `written` are forced to the disk before the catalog is asked.
-    """
+    """Commit by one compare-and-swap, after `written` is forced to the disk. Then `table` has the new metadata."""
     if not writes_metadata_files(table.catalog):
         force_to_disk(written)
     in_work = _commit.set((announce, written))

@@ -20,10 +20,7 @@ D = TypeVar("D", bound=StructProtocol)
 
 
 class ResolvedAvroFile(AvroFile[D]):
-    """Reads an Avro file with the reader that `resolve` returns for the file's schema.
-
-    `resolve` may cache readers: parsing the schema takes longer than reading a manifest list.
-    """
+    """Reads an Avro file with the reader that `resolve` returns, perhaps from a cache, for the file's schema."""
 
     def __init__(self, input_file: InputFile, resolve: Callable[[str], Reader]) -> None:
         super().__init__(input_file)
@@ -58,9 +55,8 @@ def unreadable(why: str, path: str, hint: str = HINT_UNREADABLE) -> TargetUnread
 
 
 class PreciseAvroFile(ResolvedAvroFile[D]):
-    """Reads doubles correctly, but several times slower: PyIceberg 0.12's compiled decoder reads them as floats.
-
-    Goes with the release that has https://github.com/apache/iceberg-python/pull/3808.
+    """Reads doubles correctly, but slowly. Goes with https://github.com/apache/iceberg-python/pull/3808: PyIceberg
+    0.12's compiled decoder reads them as floats.
     """
 
     def _read_block(self) -> int:
