@@ -24,14 +24,11 @@ def plan_merges(manifests: Sequence[ManifestFile], properties: Mapping[str, str]
     `commit.manifest.target-size-bytes` bytes and MANIFEST_ENTRIES_MAX entries. A manifest over half of these limits is
     not merged, so that the work of a commit does not grow with the table.
     """
-    if not bool_property(properties, TableProperties.MANIFEST_MERGE_ENABLED, default=True):
+    names = TableProperties
+    if not bool_property(properties, names.MANIFEST_MERGE_ENABLED, default=True):
         return
-    count_min = int_property(
-        properties, TableProperties.MANIFEST_MIN_MERGE_COUNT, TableProperties.MANIFEST_MIN_MERGE_COUNT_DEFAULT
-    )
-    size_max = int_property(
-        properties, TableProperties.MANIFEST_TARGET_SIZE_BYTES, TableProperties.MANIFEST_TARGET_SIZE_BYTES_DEFAULT
-    )
+    count_min = int_property(properties, names.MANIFEST_MIN_MERGE_COUNT, names.MANIFEST_MIN_MERGE_COUNT_DEFAULT)
+    size_max = int_property(properties, names.MANIFEST_TARGET_SIZE_BYTES, names.MANIFEST_TARGET_SIZE_BYTES_DEFAULT)
     groups: dict[tuple[ManifestContent, int], list[ManifestFile]] = defaultdict(list)
     for manifest in manifests:
         if 2 * live_files(manifest) <= MANIFEST_ENTRIES_MAX and 2 * manifest.manifest_length <= size_max:

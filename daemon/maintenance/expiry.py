@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Container, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
 from math import ceil
@@ -125,12 +126,15 @@ class Expirer:
         for snapshot, following in _followed(snapshots):
             pair = (snapshot.snapshot_id, following.snapshot_id)
             try:
-                known = self._let_go.get(pair)
-                let_go[pair] = _spread(data_files_let_go(table, snapshot, following)) if known is None else known
+                if pair in self._let_go:
+                    let_go[pair] = self._let_go[pair]
+                else:
+                    removed = sorted(data_files_let_go(table, snapshot, following))
+                    let_go[pair] = removed[:: max(1, ceil(len(removed) / PROBES_MAX))]
             except FileNotFoundError:
                 # The missing file is a manifest or manifest list of one of the two snapshots.
-                pair_of = (snapshot, following)
-                unreadable |= {each.snapshot_id for each in pair_of if not self._has_manifests(table, each)}
+                both = (snapshot, following)
+                unreadable |= {each.snapshot_id for each in both if not self._has_manifests(table, each)}
         self._let_go = let_go
         numbers = {snapshot.snapshot_id: snapshot.sequence_number or 0 for snapshot in snapshots}
         showing: dict[str, set[int]] = defaultdict(set)
@@ -144,11 +148,10 @@ class Expirer:
         return unreadable | {snapshot_id for path in gone for snapshot_id in showing[path]}
 
     def _has_manifests(self, table: Table, snapshot: Snapshot) -> bool:
-        try:
+        with suppress(FileNotFoundError):
             manifests = read_manifest_list(table.io, snapshot.manifest_list)
-        except FileNotFoundError:
-            return False
-        return not self._context.storage.find_missing([manifest.manifest_path for manifest in manifests])
+            return not self._context.storage.find_missing([manifest.manifest_path for manifest in manifests])
+        return False
 
     def _check_source_is_there(self) -> None:
         """Raise ObjectStoreAway if the Delta table is missing: when it is not mounted, every file seems deleted."""
@@ -172,19 +175,10 @@ def _followed(snapshots: Sequence[Snapshot]) -> Iterator[tuple[Snapshot, Snapsho
         yield snapshot, children.get(snapshot.snapshot_id, following)
 
 
-def _spread(files: Sequence[tuple[str, int]]) -> Sequence[tuple[str, int]]:
-    """Return at most PROBES_MAX of the files, evenly spaced by name."""
-    return sorted(files)[:: max(1, ceil(len(files) / PROBES_MAX))]
-
-
 def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
-    properties = table.properties
-    age_max_ms = int_property(
-        properties, TableProperties.MAX_SNAPSHOT_AGE_MS, TableProperties.MAX_SNAPSHOT_AGE_MS_DEFAULT
-    )
-    count_min = int_property(
-        properties, TableProperties.MIN_SNAPSHOTS_TO_KEEP, TableProperties.MIN_SNAPSHOTS_TO_KEEP_DEFAULT
-    )
+    properties, names = table.properties, TableProperties
+    age_max_ms = int_property(properties, names.MAX_SNAPSHOT_AGE_MS, names.MAX_SNAPSHOT_AGE_MS_DEFAULT)
+    count_min = int_property(properties, names.MIN_SNAPSHOTS_TO_KEEP, names.MIN_SNAPSHOTS_TO_KEEP_DEFAULT)
     return Retention(
         age_max_ms=age_max_ms if settings.snapshot_age_max_s is None else round(settings.snapshot_age_max_s * 1000),
         age_cap_ms=int_property(properties, RETENTION_MS, round(min(RETENTIONS_S.values()) * 1000)),

@@ -160,33 +160,38 @@ class MetadataCheck:
             )
 
     def _compare_file(self, pair: FilePair) -> list[Difference]:
+        path, found = pair.add.path, self._differ(pair)
+        return [Difference(Level.METADATA, fault, path, detail, column) for fault, detail, column in found]
+
+    def _differ(self, pair: FilePair) -> Iterator[tuple[Fault, str, str | None]]:
+        """Yield the kind of each difference, what it is, and its column."""
         add, data_file = pair.add, pair.entry.data_file
-        found = []
         if add.size != data_file.file_size_in_bytes:
-            found.append((Fault.SIZE, f"{data_file.file_size_in_bytes} bytes in Iceberg, {add.size} in Delta"))
+            yield Fault.SIZE, f"{data_file.file_size_in_bytes} bytes in Iceberg, {add.size} in Delta", None
         # Snapshots from before an upgrade have none.
         has_row_id = self.schema.has_row_ids and self.snapshot.first_row_id is not None and add.first_row_id is not None
         if has_row_id and first_row_id(data_file) != add.first_row_id:
-            found.append((Fault.ROW_ID, f"{first_row_id(data_file)} in Iceberg, {add.first_row_id} in Delta"))
+            yield Fault.ROW_ID, f"{first_row_id(data_file)} in Iceberg, {add.first_row_id} in Delta", None
         cardinality = add.deletion_vector.cardinality if add.deletion_vector else 0
         if cardinality != pair.deleted_rows:
-            found.append((Fault.DELETED_COUNT, f"{pair.deleted_rows} in Iceberg, {cardinality} in Delta"))
+            yield Fault.DELETED_COUNT, f"{pair.deleted_rows} in Iceberg, {cardinality} in Delta", None
         expected = encode_partition(Record(*partition_of(add, self.schema, data_file.spec_id)))
         if (partition := encode_partition(data_file.partition)) != expected:
-            found.append((Fault.PARTITION, f"{partition} in Iceberg, {expected} in Delta"))
-        differences = [Difference(Level.METADATA, fault, add.path, detail) for fault, detail in found]
+            yield Fault.PARTITION, f"{partition} in Iceberg, {expected} in Delta", None
         try:
             footer = read_footer(self.storage, add.path, add.size)
         except (CorruptInput, ObjectMissing) as error:
-            return [*differences, Difference(Level.METADATA, Fault.FILE_DAMAGED, add.path, error.message)]
+            yield Fault.FILE_DAMAGED, error.message, None
+            return
         if footer.num_rows != data_file.record_count:
-            detail = f"{data_file.record_count} in Iceberg, {footer.num_rows} in the file"
-            differences.append(Difference(Level.METADATA, Fault.ROW_COUNT, add.path, detail))
+            yield Fault.ROW_COUNT, f"{data_file.record_count} in Iceberg, {footer.num_rows} in the file", None
         if self.inspector and (why := _misread(self.inspector, footer)):
-            differences.append(Difference(Level.METADATA, Fault.FILE_SCHEMA, add.path, why))
-        return [*differences, *self._compare_metrics(add, data_file, footer)]
+            yield Fault.FILE_SCHEMA, why, None
+        yield from self._compare_metrics(add, data_file, footer)
 
-    def _compare_metrics(self, add: AddFile, data_file: DataFile, footer: pq.FileMetaData) -> Iterator[Difference]:
+    def _compare_metrics(
+        self, add: AddFile, data_file: DataFile, footer: pq.FileMetaData
+    ) -> Iterator[tuple[Fault, str, str]]:
         """Compare with the footer; if rows are deleted, which metrics may leave out, with Delta's statistics."""
         leaves = self.schema.leaves
         ranges, where = column_ranges(footer, leaves), "in the file"
@@ -202,13 +207,12 @@ class MetadataCheck:
                 and found.null_count is not None
                 and (nulls < found.null_count if has_deleted_rows else nulls != found.null_count)
             ):
-                detail = f"{nulls} in Iceberg, {found.null_count} {where}"
-                yield Difference(Level.METADATA, Fault.NULL_COUNT, add.path, detail, name)
+                yield Fault.NULL_COUNT, f"{nulls} in Iceberg, {found.null_count} {where}", name
             lower, upper = data_file.lower_bounds or {}, data_file.upper_bounds or {}
             bounds, ends = _bounds(lower, upper, column), found.ends
             if bounds and ends and not _encloses(bounds, ends):
                 detail = f"{bounds[0]!r} to {bounds[1]!r} in Iceberg, {ends[0]!r} to {ends[1]!r} {where}"
-                yield Difference(Level.METADATA, Fault.BOUNDS, add.path, detail, name)
+                yield Fault.BOUNDS, detail, name
 
 
 def _misread(inspector: Inspector, footer: pq.FileMetaData) -> str | None:
