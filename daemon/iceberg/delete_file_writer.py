@@ -9,9 +9,13 @@ from typing import ClassVar, Self
 import pyarrow as pa
 from pyiceberg.io import FileIO
 
-from daemon.errors import ObjectStoreAway
+from daemon.errors import CorruptInput, ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3Output
 from daemon.store.durable import place_to_write, put_in_place
+
+
+def damaged_deletes(what: str, path: str) -> CorruptInput:
+    return CorruptInput(what, path=path, hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.")
 
 
 class DeleteFileWriter:

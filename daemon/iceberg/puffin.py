@@ -12,8 +12,7 @@ from typing import Final
 import msgspec
 from pyiceberg.io import FileIO
 
-from daemon.errors import CorruptInput
-from daemon.iceberg.delete_file_writer import DeleteFileWriter
+from daemon.iceberg.delete_file_writer import DeleteFileWriter, damaged_deletes
 from daemon.store.storage import Span, Storage
 
 SUFFIX: Final = ".puffin"
@@ -145,8 +144,4 @@ def read_blobs(storage: Storage, path: str, size_bytes: int) -> list[Blob]:
             if blob.type == DELETION_VECTOR
         ]
     except (KeyError, ValueError, struct.error, msgspec.MsgspecError) as error:
-        raise CorruptInput(
-            f"the footer of a Puffin file cannot be read: {error}",
-            path=path,
-            hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.",
-        ) from error
+        raise damaged_deletes(f"the footer of a Puffin file cannot be read: {error}", path) from error

@@ -17,6 +17,7 @@ from msgspec.structs import replace as with_fields
 
 from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, SyncError
 from daemon.iceberg.account import find_account
+from daemon.iceberg.delete_file_writer import damaged_deletes
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta
@@ -284,11 +285,8 @@ def _write(transaction: Transaction, tasks: Sequence[DeleteFileTask]) -> list[De
         for change in task.changes:
             positions = written.get(change.data_file, 0)
             if positions != change.after.cardinality:
-                raise CorruptInput(
-                    f"{positions} positions were written for a deletion vector of {change.after.cardinality}",
-                    path=change.data_file,
-                    hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.",
-                )
+                what = f"{positions} positions were written for a deletion vector of {change.after.cardinality}"
+                raise damaged_deletes(what, change.data_file)
         assert result.file, "a deletion vector has positions"
         files.append(result.file)
     return files

@@ -18,6 +18,7 @@ from pyiceberg.io import FileIO
 from daemon.delta.deletion_vector import RECENT_ENTRY_BYTES, Vector, read_vectors
 from daemon.delta.position_set import DVPlace, PositionSet, new_positions
 from daemon.errors import CorruptInput
+from daemon.iceberg.delete_file_writer import damaged_deletes
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
@@ -217,9 +218,6 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Posi
     expected = {mapping.data_file: mapping.positions for mapping in rewrite.old.mappings}
     for path, positions in written.data_files:
         if positions != expected[path]:
-            raise CorruptInput(
-                f"the delete file holds {positions} positions of {path}, but {expected[path]} are recorded",
-                path=rewrite.old.path,
-                hint="Run `dvsync resync`, which rewrites the Iceberg table from Delta.",
-            )
+            what = f"the delete file holds {positions} positions of {path}, but {expected[path]} are recorded"
+            raise damaged_deletes(what, rewrite.old.path)
     return written

@@ -28,7 +28,11 @@ from daemon.translate.definition import row_id_column
 DIFFERENCES_MAX = 100_000
 # What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
 COMPARED = "compare"
-REPLACED = "dvsync rewrites the Iceberg table from Delta, in one snapshot."
+
+
+def not_mendable(what: str, *, version: int | None = None, path: str | None = None) -> ReplacementNeeded:
+    hint = "dvsync rewrites the Iceberg table from Delta, in one snapshot."
+    return ReplacementNeeded(what, version=version, path=path, hint=hint)
 
 
 def int64s(values: Iterable[int]) -> pa.Int64Array:
@@ -70,10 +74,9 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     differ_in_delta = pc.invert(pc.is_in(in_delta, value_set=in_iceberg))
     differences = pc.sum(differ_in_iceberg).as_py() or 0, pc.sum(differ_in_delta).as_py() or 0
     if max(differences) > DIFFERENCES_MAX:
-        raise ReplacementNeeded(
+        raise not_mendable(
             f"{differences[0]:,} files of Iceberg and {differences[1]:,} files of Delta differ, more than dvsync "
-            f"compares one by one ({DIFFERENCES_MAX:,})",
-            hint=REPLACED,
+            f"compares one by one ({DIFFERENCES_MAX:,})"
         )
     others = [file for file, differs in zip(live(), differ_in_iceberg, strict=True) if differs.as_py()]
     adds = tuple(state.find_adds(differ_in_delta))
@@ -121,9 +124,7 @@ def _check_row_ids(table: Table, state: TableState) -> None:
     in_delta = _hash_row_ids((add.path, add.first_row_id) for add in state.read_adds() if add.first_row_id is not None)
     stays, same = (pc.is_in(ours, value_set=theirs) for ours, theirs in zip(in_iceberg, in_delta, strict=True))
     if pc.any(pc.and_not(stays, same)).as_py():
-        raise ReplacementNeeded(
-            "Delta has given other row ids to data files that Iceberg shows", version=state.version, hint=REPLACED
-        )
+        raise not_mendable("Delta has given other row ids to data files that Iceberg shows", version=state.version)
 
 
 def _hash_row_ids(files: Iterable[tuple[str, int | None]]) -> tuple[pa.Int64Array, pa.Int64Array]:

@@ -30,7 +30,7 @@ from daemon.observe import log as events
 from daemon.observe import tracing
 from daemon.sync.advance import advance
 from daemon.sync.announcements import announce_created_again, announce_replaced_source, announce_schema_change, publish
-from daemon.sync.comparison import commits_to_state
+from daemon.sync.comparison import commits_to_state, not_mendable
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
 from daemon.sync.news import News
@@ -201,11 +201,8 @@ class Follower:
         context, table = self._context, shown.table
         # Also if somebody else upgraded the table.
         if lacks_row_ids(table, context.settings):
-            raise ReplacementNeeded(
-                "the table gets Delta's row ids with the new format version",
-                path=table.metadata_location,
-                hint="dvsync rewrites the Iceberg table from Delta.",
-            )
+            what = "the table gets Delta's row ids with the new format version"
+            raise not_mendable(what, path=table.metadata_location)
         if table.metadata.format_version >= context.settings.format_version:
             return shown
         outcome = unchanged_outcome(shown.record)

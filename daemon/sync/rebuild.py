@@ -14,14 +14,14 @@ from pyiceberg.manifest import DataFile, ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from daemon.errors import CorruptInput, ObjectMissing, ReplacementNeeded, Unsupported
+from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import read_blobs
 from daemon.iceberg.references import live_entries
 from daemon.observe import tracing
 from daemon.store.storage import FileIOStorage
-from daemon.sync.comparison import REPLACED, int64s
+from daemon.sync.comparison import int64s, not_mendable
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, live_file, shown_in
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
@@ -88,7 +88,7 @@ def _read_delete_files(
         manifest, entries = found.setdefault(path, (manifest_path, []))
         entries.append(entry.data_file)
         if manifest != manifest_path:
-            raise _not_mendable("several manifests of the Iceberg table have entries of this delete file", path)
+            raise not_mendable("several manifests of the Iceberg table have entries of this delete file", path=path)
     for path, (manifest_path, entries) in found.items():
         size_bytes = entries[0].file_size_in_bytes
         served = {served: count for entry in entries for served, count in count_served(storage, entry).items()}
@@ -129,14 +129,10 @@ def _count_files(table: Table, snapshot: Snapshot, with_deletions: Collection[st
             yield hash(data_file.file_path)
 
     if pc.count_distinct(int64s(hashes())).as_py() < shown.files:
-        raise _not_mendable("the Iceberg table shows a file twice, or more often", table.metadata_location)
+        raise not_mendable("the Iceberg table shows a file twice, or more often", path=table.metadata_location)
     for path in not_shown:
-        raise _not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path)
+        raise not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path=path)
     return shown
-
-
-def _not_mendable(what: str, path: str) -> ReplacementNeeded:
-    return ReplacementNeeded(what, path=path, hint=REPLACED)
 
 
 def _find_delta_state(
