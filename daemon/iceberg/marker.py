@@ -46,10 +46,6 @@ class Marker:
             summary[OPERATION] = operation
         return summary
 
-    def to_properties(self, snapshot_id: int | None) -> dict[str, str]:
-        """Return the table properties for a change that makes no snapshot, while `snapshot_id` is current."""
-        return {**self.to_summary(), DEFINED_ON: str(snapshot_id)}
-
 
 def shown_by(table: Table) -> Marker | None:
     """Return the Delta version that the table shows: that of its current snapshot, or a later, schema-only version."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import accumulate
 
 from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import TableProperties
@@ -35,15 +36,9 @@ def plan_merges(manifests: Sequence[ManifestFile], properties: Mapping[str, str]
             groups[manifest.content, manifest.partition_spec_id].append(manifest)
     for small in groups.values():
         if len(small) >= max(count_min, 2):
-            yield _fill(sorted(small, key=live_files), size_max)
-
-
-def _fill(manifests: Sequence[ManifestFile], size_max: int) -> list[ManifestFile]:
-    """Return as many of the first `manifests` as fit into one: at least two, because none exceeds half the limits."""
-    entries, size_bytes = 0, 0
-    for count, manifest in enumerate(manifests):
-        entries += live_files(manifest)
-        size_bytes += manifest.manifest_length
-        if entries > MANIFEST_ENTRIES_MAX or size_bytes > size_max:
-            return list(manifests[:count])
-    return list(manifests)
+            small.sort(key=live_files)
+            entries = accumulate(map(live_files, small))
+            sizes_bytes = accumulate(manifest.manifest_length for manifest in small)
+            sums = zip(entries, sizes_bytes, strict=True)
+            # At least two fit into one, because none exceeds half the limits.
+            yield small[: sum(count <= MANIFEST_ENTRIES_MAX and size <= size_max for count, size in sums)]

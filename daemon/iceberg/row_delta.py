@@ -144,7 +144,10 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
     """
     commit = uuid4()
     names = (table.locations.new_metadata_location(f"{commit}-{delta.snapshot_id}-m{n}.avro") for n in count())
-    parent = _read_parent(table, delta)
+    parent: Sequence[ManifestFile] = ()
+    # If they cannot be read, a delta that replaces all goes on without.
+    with suppress(*((FileNotFoundError, TargetUnreadable) if delta.replaces_all else ())):
+        parent = read_manifest_list(table.io, table.parent.manifest_list) if table.parent else ()
     changed = _read_changed(table, delta, _find_changed(parent, delta))
     removed = {entry.data_file.file_path: entry.data_file for _, entry in _deleted(changed)}
     replacements = [with_fields_of(removed[path], new, "partition") for path, new in delta.replacements]
@@ -186,13 +189,6 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         manifest_list_path=manifest_list_path,
         row_ids_end=max([delta.written_row_ids_end, *map(end_of_row_ids, delta.added_data_files)]),
     )
-
-
-def _read_parent(table: TableView, delta: RowDelta) -> list[ManifestFile]:
-    """Read the manifests of the parent snapshot. If they cannot be read, a delta that replaces all goes on without."""
-    with suppress(*((FileNotFoundError, TargetUnreadable) if delta.replaces_all else ())):
-        return read_manifest_list(table.io, table.parent.manifest_list) if table.parent else []
-    return []
 
 
 def _find_changed(parent: Sequence[ManifestFile], delta: RowDelta) -> list[ManifestFile]:

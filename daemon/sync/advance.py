@@ -59,9 +59,7 @@ def advance(
     with _placed_errors(context, commits, from_log=state_totals is None), tracing.step("snapshot") as span:
         live = store.find_live_files(record.id, touched_paths(commits))
         change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
-        if _removes_unknown(commits, live):
-            _check_in_step(context, shown, change.to_version)
-
+        _check_in_step(context, shown, commits, live)
         shape = _shape_after(context, shown, change)
         with context.step("inspect"):
             added = list(change.added.values())
@@ -133,24 +131,18 @@ def _placed_errors(context: TableContext, commits: Sequence[Commit], *, from_log
         raise error.located(version=version, path=path) from error.__cause__
 
 
-def _removes_unknown(commits: Sequence[Commit], live: Iterable[str]) -> bool:
-    """Return whether a commit removes a file that is not live and that no commit before it adds."""
-    known = set(live)
-    for commit in commits:
-        if not known.issuperset(remove.path for remove in commit.removes):
-            return True
-        known.update(add.path for add in commit.adds)
-    return False
-
-
-def _check_in_step(context: TableContext, shown: Shown, version: int) -> None:
-    """Raise `StateMismatch` if Iceberg shows a file that the state store does not have as live.
+def _check_in_step(context: TableContext, shown: Shown, commits: Sequence[Commit], live: Iterable[str]) -> None:
+    """Raise `StateMismatch` if a file is removed that is not `live`, and Iceberg shows files that are not in the store.
 
     If a removed file is not live, the remove is without effect, as in Delta; unless the state store is wrong. So all
     data manifests are read, once in a process: each of its commits changes the state store, too.
     """
-    snapshot = shown.table.current_snapshot()
-    if context.in_step.is_set() or snapshot is None:
+    snapshot, version, present = shown.table.current_snapshot(), commits[-1].version, set(live)
+    removes_unknown = False
+    for commit in commits:
+        removes_unknown |= not present.issuperset(remove.path for remove in commit.removes)
+        present.update(add.path for add in commit.adds)
+    if not removes_unknown or context.in_step.is_set() or snapshot is None:
         return
     entries = live_entries(shown.table, snapshot, ManifestContent.DATA)
     in_iceberg = int64s(hash(entry.data_file.file_path) for entry, _ in entries)

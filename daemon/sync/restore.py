@@ -6,7 +6,6 @@ the table can be read any more, the entry is dropped, and a first sync makes the
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import suppress
 
 import structlog
@@ -34,9 +33,14 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
     state store does not know the table as dvsync's, or if the whole volume may be away.
     """
     assert damaged.path is not None, "the catalog names a metadata file"
+    written = context.store.list_written(record.id, (FileStatus.LIVE,))
+    known = {file.path for file in written if file.kind is FileKind.METADATA}
+    found = context.storage.list_from(damaged.path.rpartition("/")[0], after="")
+    others = [file for file in found if file.path.endswith(SUFFIX) and file.path != damaged.path]
     has_others = False
-    for path in _newest_first(context, record, damaged.path):
-        data = context.storage.read(path)
+    # First those that the state store knows, the newest first.
+    for file in sorted(others, key=lambda file: (file.path in known, file.modified_ms), reverse=True):
+        data = context.storage.read(file.path)
         metadata: TableMetadata | None = None
         with suppress(ValidationError, ValueError):
             metadata = TableMetadataUtil.parse_raw(data.decode())
@@ -58,18 +62,8 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
         context.target.drop()
         _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; no other metadata file can be read")
         return None
-    with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as file:
-        file.write(data)
+    with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as output:
+        output.write(data)
     force_to_disk([damaged.path])
-    _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; it was replaced by a copy of {path}")
+    _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; it was replaced by a copy of {file.path}")
     return context.target.find_table()
-
-
-def _newest_first(context: TableContext, record: TableRecord, damaged: str) -> Iterator[str]:
-    """Yield the other metadata files in the folder: first those that the state store knows, newest first."""
-    written = context.store.list_written(record.id, (FileStatus.LIVE,))
-    known = {file.path for file in written if file.kind is FileKind.METADATA}
-    found = context.storage.list_from(damaged.rpartition("/")[0], after="")
-    others = [file for file in found if file.path.endswith(SUFFIX) and file.path != damaged]
-    for file in sorted(others, key=lambda file: (file.path in known, file.modified_ms), reverse=True):
-        yield file.path

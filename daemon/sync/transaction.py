@@ -28,6 +28,7 @@ from pyiceberg.table import Table
 
 from daemon.errors import PipelineAway, SyncError
 from daemon.iceberg.account import Account, account_of, check_account
+from daemon.iceberg.marker import DEFINED_ON
 from daemon.iceberg.puffin import SUFFIX
 from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, TableView, prepare_snapshot
 from daemon.iceberg.tags import Tag, tag_name
@@ -172,7 +173,8 @@ class Transaction:
     def define(self, definition: Definition, outcome: Outcome) -> Shown:
         """Change the table to `definition` and record `outcome`, without a snapshot."""
         self._is_open = False
-        stamp = marker_of(outcome).to_properties(self._table.metadata.current_snapshot_id)
+        shown_id = self._table.metadata.current_snapshot_id
+        stamp = {**marker_of(outcome).to_summary(), DEFINED_ON: str(shown_id)}
         return self._recorded(outcome, self._context.target.define(self._table, definition, self.announce, stamp))
 
     def expire(self, snapshot_ids: Sequence[int], tags: Sequence[str], outcome: Outcome) -> Shown:
@@ -183,21 +185,17 @@ class Transaction:
     def abandon(self, *, may_be_writing: bool = False) -> None:
         """Give up the change, whose commit has not begun, and remove its files. Those that cannot be become orphans."""
         self._is_open = False
-        removed = [] if may_be_writing else self._remove_files()
-        at_ms = self._context.clock.now_ms()
-        self._context.store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=removed)
-
-    def _remove_files(self) -> list[str]:
-        """Remove the files of this change, which are named after it; return those that are not there any more."""
-        removed: list[str] = []
+        store, removed = self._context.store, list[str]()
         # LookupError: the table's row and its intents were removed meanwhile.
         with suppress(SyncError, LookupError):
-            pending = self._context.store.list_written(self._intent.table_id, (FileStatus.PENDING,))
-            storage = FileIOStorage(self._context.target_properties(self._table))
+            pending = () if may_be_writing else store.list_written(self._intent.table_id, (FileStatus.PENDING,))
+            storage = FileIOStorage(self.target_properties)
+            # The files of this change are named after it.
             for path in (file.path for file in pending if str(self.id) in file.path):
                 storage.delete(path)
                 removed.append(path)
-        return removed
+        at_ms = self._context.clock.now_ms()
+        store.record_abandoned(self.id, OrphanReason.COMMIT_FAILED, at_ms=at_ms, unwritten=removed)
 
     def _recorded(self, outcome: Outcome, table: Table, live_files: Iterable[LiveFile] | None = None) -> Shown:
         outcome = shown_in(outcome, table)
