@@ -25,13 +25,12 @@ ROW_GROUP_CHUNKS_MAX: Final = 1 << 12
 SMALL_ROWS_MAX: Final = 1 << 12
 
 POSITION_MAX: Final = (1 << 63) - 1
+_PATHS: Final = pa.dictionary(pa.int32(), pa.string())
 # Iceberg spec, "Reserved Field IDs"; the Parquet fields carry them.
-_FILE_PATH_ID: Final = {"PARQUET:field_id": "2147483546"}
-_POS_ID: Final = {"PARQUET:field_id": "2147483545"}
 _SCHEMA: Final = pa.schema(
     [
-        pa.field("file_path", pa.dictionary(pa.int32(), pa.string()), nullable=False, metadata=_FILE_PATH_ID),
-        pa.field("pos", pa.int64(), nullable=False, metadata=_POS_ID),
+        pa.field("file_path", _PATHS, nullable=False, metadata={"PARQUET:field_id": "2147483546"}),
+        pa.field("pos", pa.int64(), nullable=False, metadata={"PARQUET:field_id": "2147483545"}),
     ]
 )
 
@@ -83,24 +82,6 @@ class PositionDeleteWriter(DeleteFileWriter):
         self._parquet: pq.ParquetWriter | None = None
         super().__init__(io, path, at_once=at_once)
 
-    def _open_parquet(self, *, is_small: bool) -> pq.ParquetWriter:
-        # DELTA_BINARY_PACKED takes half the time of PLAIN and 2 to 70 % of its bytes (benchmarks/kernel_throughput.py);
-        # pyarrow, Polars, DuckDB and Spark's Iceberg reader can read it. `store_schema` would make readers return a
-        # dictionary column instead of strings. What is packed hardly shrinks: to compress a small file takes longer
-        # than to write it.
-        parquet = pq.ParquetWriter(
-            self._stream,
-            _SCHEMA,
-            compression="none" if is_small else "zstd",
-            use_dictionary=["file_path"],
-            column_encoding={"pos": "DELTA_BINARY_PACKED"},
-            store_schema=False,
-            metadata_collector=self._footers,
-        )
-        # Iceberg's Java library writes this key (Parquet.DeleteWriteBuilder); the specification does not ask for it.
-        parquet.add_key_value_metadata({"delete-type": "position"})
-        return parquet
-
     def write(self, file_path: str, positions: array[int] | memoryview[int]) -> None:
         """Add positions of one data file, 8 bytes each. Raises ValueError if they are out of order, a bug of ours.
 
@@ -141,7 +122,21 @@ class PositionDeleteWriter(DeleteFileWriter):
             if self._parquet is None:
                 # The first row group is small only if it is all of the file.
                 is_small = len(codes_of) == 1 and table.num_rows <= SMALL_ROWS_MAX
-                self._parquet = self._open_parquet(is_small=is_small)
+                # DELTA_BINARY_PACKED takes half the time of PLAIN and 2 to 70 % of its bytes
+                # (benchmarks/kernel_throughput.py); pyarrow, Polars, DuckDB and Spark's Iceberg reader can read it.
+                # `store_schema` would make readers return a dictionary column instead of strings. What is packed
+                # hardly shrinks: to compress a small file takes longer than to write it.
+                self._parquet = pq.ParquetWriter(
+                    self._stream,
+                    _SCHEMA,
+                    compression="none" if is_small else "zstd",
+                    use_dictionary=["file_path"],
+                    column_encoding={"pos": "DELTA_BINARY_PACKED"},
+                    store_schema=False,
+                    metadata_collector=self._footers,
+                )
+                # Iceberg's Java library writes this key (Parquet.DeleteWriteBuilder); the specification does not ask.
+                self._parquet.add_key_value_metadata({"delete-type": "position"})
             self._parquet.write_table(table, ROW_GROUP_ROWS_MAX)
 
     def _column(self, data_type: pa.DataType, values: Sequence[bytes | memoryview[int]]) -> pa.Array:

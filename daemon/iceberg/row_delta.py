@@ -116,11 +116,6 @@ class PreparedSnapshot:
     manifest_list_path: str
     row_ids_end: int = 0
 
-    @property
-    def written_files(self) -> list[str]:
-        """The files that this process writes for the snapshot, except its delete files."""
-        return [*{*self.placements.values(), *self.moved_manifests.values()}, self.manifest_list_path]
-
 
 @dataclass
 class _Draft:

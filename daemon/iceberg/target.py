@@ -197,9 +197,11 @@ class Target:
             added_rows=max(row_ids_end, prepared.row_ids_end) - first_row_id if with_row_ids else None,
         )
         updates, requirements = _changes(table, definition, snapshot, tag)
+        manifests = {*prepared.placements.values(), *prepared.moved_manifests.values()}
         try:
             with self._committing(table, definition.format_version):
-                commit_updates(table, updates, requirements, announce, written=prepared.written_files)
+                written = [*manifests, prepared.manifest_list_path]
+                commit_updates(table, updates, requirements, announce, written=written)
         except CommitConflict:
             # A catalog client that repeats a request by itself can conflict with its own first request.
             found = self.find_table()

@@ -50,8 +50,6 @@ SMALL_DELETE_FILE_BYTES = 1 << 20
 DEAD_SHARE = 0.5
 # The data files that one snapshot compacts; a few more if they share delete files.
 DATA_FILES_AT_ONCE = 1000
-# If a sync holds the lock for longer than this, compaction gives up, and the next round tries again.
-COMMIT_WAIT_S = 30.0
 # The operation in the summary of a snapshot that compacts delete files.
 OPERATION = "compact"
 
@@ -262,13 +260,11 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
             written = [
                 (crowd, [(task, next(files)) for task in some]) for crowd, some in zip(crowds, tasks, strict=True)
             ]
-            if not context.committing.acquire(timeout=COMMIT_WAIT_S):
-                transaction.abandon()
-                return None
-            try:
+            with context.hold_committing() as is_held:
+                if not is_held:
+                    transaction.abandon()
+                    return None
                 done = _commit(context, transaction, written)
-            finally:
-                context.committing.release()
             if done is None:
                 transaction.abandon()
             return done or Compaction()

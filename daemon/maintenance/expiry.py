@@ -38,8 +38,6 @@ SOURCE_FILES = 16
 DAY_MS = 86_400_000
 # The reason for keeping a snapshot that somebody else committed.
 NOT_OURS = "not dvsync's"
-# If a sync holds the lock for longer than this, expiry gives up until the next round.
-COMMIT_WAIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -77,9 +75,9 @@ class Expirer:
         if table is None:
             return Expiry()
         unreadable = self._find_unreadable(table) if probe else set()
-        if not context.committing.acquire(timeout=COMMIT_WAIT_S):
-            return Expiry()
-        try:
+        with context.hold_committing() as is_held:
+            if not is_held:
+                return Expiry()
             records = context.store.list_tables()
             record = find_record(records, context.settings)
             table = context.target.find_table()
@@ -97,8 +95,6 @@ class Expirer:
             with Transaction(context, record, table, to_version=outcome.to_version) as transaction:
                 transaction.begin({})
                 transaction.expire(expiry.expired, ended, outcome)
-        finally:
-            context.committing.release()
         release_files(context, record, dry_run=False)
         return expiry
 

@@ -26,6 +26,9 @@ from daemon.store.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error
 from state import StateStore, StateUnavailable, TableRecord
 
+# If a sync holds the lock for longer than this, maintenance gives up until the next round.
+COMMIT_WAIT_S = 30.0
+
 
 @contextmanager
 def as_sync_errors(table: str) -> Iterator[None]:
@@ -110,6 +113,16 @@ class TableContext:
                 yield
         finally:
             self.observe_step(name, self.clock.monotonic_s() - started_s)
+
+    @contextmanager
+    def hold_committing(self) -> Iterator[bool]:
+        """Hold `committing` until the end of the block; yields False if a sync holds it for too long."""
+        is_held = self.committing.acquire(timeout=COMMIT_WAIT_S)
+        try:
+            yield is_held
+        finally:
+            if is_held:
+                self.committing.release()
 
     @contextmanager
     def open_state(self, version: int | None = None) -> Iterator[TableState]:

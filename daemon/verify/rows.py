@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
@@ -18,39 +17,30 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
-@dataclass(frozen=True)
-class RowCheck:
-    """Compares the rows of Delta's own reader with those of Spark's Iceberg reader."""
+def compare_rows(
+    delta: DataFrame, iceberg: DataFrame, columns: Sequence[str], sample: Sample, findings: Findings
+) -> None:
+    """Compare the rows of Delta's own reader with those of Spark's Iceberg reader, in the files of `sample`.
 
-    delta: DataFrame
-    iceberg: DataFrame
-    columns: Sequence[str]
-    findings: Findings
-
-    def compare(self, sample: Sample) -> None:
-        """Compare the files of `sample`. Spark reads the files of the others as well."""
-        rows = self.iceberg if has_positions(self.delta) else without_positions(self.iceberg)
-        delta = _by_file(hash_rows(self.delta, self.columns), sample, is_encoded=True)
-        iceberg = _by_file(hash_rows(rows, self.columns), sample, is_encoded=False)
-        for path in sorted(delta.keys() | iceberg.keys()):
-            ours, theirs = iceberg.get(path, {}), delta.get(path, {})
-            if ours.get(ROWS, 0) != theirs.get(ROWS, 0):
-                fault = Fault.ROWS_MISSING if ours.get(ROWS, 0) < theirs.get(ROWS, 0) else Fault.ROWS_SURPLUS
-                detail = f"{ours.get(ROWS, 0)} rows in Iceberg, {theirs.get(ROWS, 0)} in Delta"
-                self.findings.add(Difference(Level.ROWS, fault, path, detail))
-                continue
-            for number, column in enumerate(self.columns):
-                if ours[f"h{number}"] != theirs[f"h{number}"]:
-                    self._found_values(path, theirs[FILE], column)
-
-    def _found_values(self, path: str, encoded: str, column: str) -> None:
-        positions: list[int] = []
-        if self.findings.counts[Fault.VALUES] < NAMED_MAX and has_positions(self.delta):
-            ours = self.iceberg.where(self.iceberg[FILE] == path)
-            theirs = self.delta.where(self.delta[FILE] == encoded)
-            positions = differing_positions(ours, theirs, column, POSITIONS_NAMED_MAX)
-        detail = "the readers return different values"
-        self.findings.add(Difference(Level.ROWS, Fault.VALUES, path, detail, column, tuple(positions)))
+    Spark reads the files of the others as well.
+    """
+    rows = iceberg if has_positions(delta) else without_positions(iceberg)
+    delta_hashes = _by_file(hash_rows(delta, columns), sample, is_encoded=True)
+    iceberg_hashes = _by_file(hash_rows(rows, columns), sample, is_encoded=False)
+    for path in sorted(delta_hashes.keys() | iceberg_hashes.keys()):
+        ours, theirs = iceberg_hashes.get(path, {}), delta_hashes.get(path, {})
+        if ours.get(ROWS, 0) != theirs.get(ROWS, 0):
+            fault = Fault.ROWS_MISSING if ours.get(ROWS, 0) < theirs.get(ROWS, 0) else Fault.ROWS_SURPLUS
+            detail = f"{ours.get(ROWS, 0)} rows in Iceberg, {theirs.get(ROWS, 0)} in Delta"
+            findings.add(Difference(Level.ROWS, fault, path, detail))
+            continue
+        for column in (name for number, name in enumerate(columns) if ours[f"h{number}"] != theirs[f"h{number}"]):
+            positions: list[int] = []
+            if findings.counts[Fault.VALUES] < NAMED_MAX and has_positions(delta):
+                both = iceberg.where(iceberg[FILE] == path), delta.where(delta[FILE] == theirs[FILE])
+                positions = differing_positions(*both, column, POSITIONS_NAMED_MAX)
+            detail = "the readers return different values"
+            findings.add(Difference(Level.ROWS, Fault.VALUES, path, detail, column, tuple(positions)))
 
 
 def _by_file(hashes: pa.Table, sample: Sample, *, is_encoded: bool) -> Mapping[str, dict[str, Any]]:

@@ -26,7 +26,7 @@ from daemon.translate.existing_table import NAME_MAPPING, own_mapping
 from daemon.verify.bitmaps import BitmapCheck
 from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
-from daemon.verify.rows import RowCheck
+from daemon.verify.rows import compare_rows
 from state import Difference
 
 # Files whose records are in memory at a time, some kilobytes each.
@@ -123,7 +123,7 @@ class Verifier:
                 delta = read_delta(spark, context.location, state.version)
                 iceberg = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
                 columns = [name for name in iceberg.columns if name in delta.columns and name not in (FILE, POSITION)]
-                RowCheck(delta, iceberg, columns, findings).compare(scope.sample)
+                compare_rows(delta, iceberg, columns, scope.sample, findings)
         return Proof(
             level=level,
             version=state.version,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from gzip import BadGzipFile
+from posixpath import dirname
 from time import monotonic
 
 from pyiceberg.io import InputFile
@@ -57,7 +58,7 @@ _read_metadata = FromInputFile.table_metadata
 
 def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableMetadata:
     """Return the metadata from the cache, or read the file. Raises ObjectMissing and TargetUnreadable."""
-    known = known_metadata.find(_folder_of(input_file.location))
+    known = known_metadata.find(dirname(input_file.location))
     if known and known.place == input_file.location and known.is_there(input_file):
         return known.metadata
     hint = (
@@ -78,11 +79,7 @@ def find_or_read_metadata(input_file: InputFile, encoding: str = UTF8) -> TableM
 
 
 def add_metadata(place: str, metadata: TableMetadata) -> None:
-    known_metadata.add(_folder_of(place), _Entry(place, metadata, monotonic()))
-
-
-def _folder_of(place: str) -> str:
-    return place.rpartition("/")[0]
+    known_metadata.add(dirname(place), _Entry(place, metadata, monotonic()))
 
 
 def remember_metadata() -> None:

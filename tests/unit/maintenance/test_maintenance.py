@@ -797,8 +797,7 @@ def test_a_long_sync_is_not_waited_for(make: Callable[..., World], monkeypatch: 
     """One thread maintains all tables: a table that is busy is left for the next round."""
     world = make(snapshots_max=1)
     world.delete(4)
-    monkeypatch.setattr("daemon.maintenance.compaction.COMMIT_WAIT_S", 0.05)
-    monkeypatch.setattr("daemon.maintenance.expiry.COMMIT_WAIT_S", 0.05)
+    monkeypatch.setattr("daemon.sync.context.COMMIT_WAIT_S", 0.05)
     with world.bench.context.committing:
         assert world.compact() == Compaction()
         assert world.maintainer.expire().expired == ()
@@ -812,7 +811,7 @@ def test_a_round_in_vain_writes_no_more_than_it_waits_for(
     """Where a sync is always at work, the first part that has to wait for it in vain is the last one written."""
     world = make()
     world.delete(4)
-    monkeypatch.setattr("daemon.maintenance.compaction.COMMIT_WAIT_S", 0.05)
+    monkeypatch.setattr("daemon.sync.context.COMMIT_WAIT_S", 0.05)
     monkeypatch.setattr("daemon.maintenance.compaction.DATA_FILES_AT_ONCE", 1)
     before, inner, written = set(world.folder.rglob("*-deletes.parquet")), Runner.write_delete_files, 0
 
