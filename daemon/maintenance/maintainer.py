@@ -56,7 +56,7 @@ class Maintainer:
                 if probe:
                     self._probe_after_s = now_s + PROBE_INTERVAL_S
         if settings.cleanup and not stop.is_set():
-            with self._kept(errors), tracing.step("cleanup"):
+            with self._kept(errors), tracing.step("cleanup"), self._as_sync_errors():
                 if is_news or expiry.expired or has_due_orphans(self._context):
                     cleanup = self.clean_up(stop)
         elif is_news:

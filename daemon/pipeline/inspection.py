@@ -126,12 +126,8 @@ class Inspector:
             column = str(self.table.schema.find_column_name(partition.source_id))
             kind = self.table.schema.find_type(partition.source_id)
             if place is None:
-                if (
-                    isinstance(kind, DoubleType)
-                    and value is not None
-                    and not math.isnan(value)
-                    and _as_float(value) != value
-                ):
+                is_number = value is not None and not (isinstance(value, float) and math.isnan(value))
+                if isinstance(kind, DoubleType) and is_number and _as_float(value) != value:
                     raise Unsupported(
                         f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
                         "as a float, because the file does not contain the column",
@@ -140,19 +136,16 @@ class Inspector:
                         "table by another column.",
                     )
                 continue
-            if (
-                footer.schema.column(place).physical_type == "INT96"
-                and value is not None
-                and not self.table.may_overflow
-            ):
+            is_int96 = footer.schema.column(place).physical_type == "INT96"
+            if is_int96 and value is not None and not self.table.may_overflow:
                 check_int96_micros(value, value, column)
             if self._differs(footer, place, add.path, _as_float(value) if isinstance(kind, FloatType) else value):
-                null = (
-                    ", or null where they have an empty string or __HIVE_DEFAULT_PARTITION__" if value is None else ""
-                )
+                said, null = repr(add.partition_values.get(name)), ""
+                if value is None:
+                    said, null = "null", ", or null where they have an empty string or __HIVE_DEFAULT_PARTITION__"
                 raise Unsupported(
-                    f"partition column {column} is {'null' if value is None else repr(add.partition_values[name])} in "
-                    "the Delta log and something else in the file, from which some readers take it",
+                    f"partition column {column} is {said} in the Delta log and something else in the file, from which "
+                    "some readers take it",
                     hint=f"Rewrite the file with Delta. Its rows must have the log's value{null}.",
                 )
 
