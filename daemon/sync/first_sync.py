@@ -82,7 +82,7 @@ def show_state(
             check_unique([add.logical_file for add in state.read_adds()])
         shape = shape.with_files(reduce(or_, (manifest.traits for manifest in written), FileTraits()))
         with tracing.step("translate"):
-            dvs, completed = _write_deletions(context, transaction, state, shape, answers)
+            dvs, completed = _write_deletions(transaction, state, shape, answers)
         delta = replace(
             completed.delta,
             written_manifests=[manifest.manifest for manifest in written],
@@ -149,7 +149,7 @@ def _write_manifests(
 
 
 def _write_deletions(
-    context: TableContext, transaction: Transaction, state: TableState, shape: Shape, answers: Iterable[ManifestAnswer]
+    transaction: Transaction, state: TableState, shape: Shape, answers: Iterable[ManifestAnswer]
 ) -> tuple[dict[str, DeletionVectorDescriptor], CommitPlan]:
     """Write the delete files of all deletion vectors. Returns the vectors by data file path, and the completed plan."""
     with_dv = {add.path: add for add in (state.read_adds(with_dv_only=True) if state.files else ())}

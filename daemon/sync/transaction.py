@@ -19,7 +19,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from itertools import count
-from types import TracebackType
 from typing import Self
 from uuid import uuid4
 
@@ -88,7 +87,7 @@ class Transaction:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(self, _kind: object, error: object, _traceback: object) -> None:
         if self._is_open and isinstance(error, SyncError | OSError):
             # The tasks of a failed Spark job may still be writing.
             self.abandon(may_be_writing=isinstance(error, PipelineAway))

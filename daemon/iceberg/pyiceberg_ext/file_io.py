@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
@@ -114,10 +113,8 @@ class S3Output(io.RawIOBase):
                 self._kept = None
         return written
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if error is None:
+    def __exit__(self, *raised: object) -> None:
+        if raised[0] is None:
             self.close()
         else:
             self.discard()

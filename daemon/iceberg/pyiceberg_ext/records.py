@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 from pyiceberg.avro.decoder import StreamingBinaryDecoder, new_decoder
@@ -95,11 +94,9 @@ class BlockAvroOutput(AvroOutputFile[D]):
         self.encoder.write(content)
         self.encoder.write(self.sync_bytes)
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *raised: Any) -> None:
         # PyIceberg closes the stream, also after an error, and so sends half a file to S3.
-        self.output_stream.__exit__(kind, error, trace)
+        self.output_stream.__exit__(*raised)
 
 
 class _BlockEncoder(BinaryEncoder):
