@@ -8,7 +8,8 @@ from daemon.config.settings import VerifySettings
 from daemon.verify.findings import Level, Proof, Sample
 from state import SHARES, Differences, ProofRecord
 
-# A table with more data files is compared in parts. For the deeper levels, Spark reads the whole table in each part.
+# A table with more data files is compared in parts, whose records are in memory, some kilobytes each. For the deeper
+# levels, Spark reads the whole table in each part.
 FILES_AT_ONCE = 20_000
 
 DEPTH = {level: depth for depth, level in enumerate(Level)}

@@ -26,11 +26,9 @@ from daemon.translate.existing_table import NAME_MAPPING, own_mapping
 from daemon.verify.bitmaps import BitmapCheck
 from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
+from daemon.verify.passes import FILES_AT_ONCE
 from daemon.verify.rows import compare_rows
 from state import Difference
-
-# Files whose records are in memory at a time, some kilobytes each.
-FILES_AT_ONCE = 20_000
 
 
 @dataclass
