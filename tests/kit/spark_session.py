@@ -73,7 +73,7 @@ def start(warehouse: Path, run_folder: Path) -> SparkSession:
 
 
 def connect(gateway: Mapping[str, str]) -> SparkSession:
-    """A session in this process, of a JVM that another process has started: `gateway` are PySpark's variables for it."""
+    """A session in this process, of the JVM of another one, to which PySpark's variables in `gateway` lead."""
     from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - as above
     from pyspark.sql import SparkSession  # noqa: PLC0415
 
