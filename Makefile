@@ -44,12 +44,17 @@ TESTS ?= tests/integration
 check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; no JVM
 	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long"
 
-test: setup ## lint and packages beside the tests, with Spark and all readers: 25 minutes on two cores
+# Each of the tests' JVMs starts with a third less work. One made by another Java is not used.
+$(STAMPS)/spark.jsa: $(STAMPS)/jars
+	rm -f $@
+	$(BIN)/python -m tests.kit.class_archive $@ >$(STAMPS)/class_archive.log 2>&1
+
+test: setup $(STAMPS)/spark.jsa ## lint and packages beside the tests, with Spark and all readers: 25 minutes on two cores
 	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
 	@echo "Polars and PyIceberg as readers; about 25 minutes on two cores. Failures are listed again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
-test-long: setup ## more variants of tests, more random inputs, and Spark writes the recorded histories again
+test-long: setup $(STAMPS)/spark.jsa ## more variants of tests, more random inputs, and Spark writes the recorded histories again
 	$(PYTEST) --hypothesis-profile long -m "long or hypothesis"
 	$(PYTEST) -m recorded --histories check tests/integration
 

@@ -20,7 +20,6 @@ from tests.kit.handmade import RANDOM
 from tests.kit.readers import READS
 from tests.kit.service import OUTCOMES, Service
 from tests.kit.spark_process import SparkProcess
-from tests.kit.spark_session import spark_session
 from tests.kit.writer import Writer
 
 if TYPE_CHECKING:
@@ -61,7 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker("recorded")
                 archives.add(archive_of(item))
         if SPARK_FIXTURES & fixtures:
-            # One worker has a session of its own.
+            # One worker has a session of its own, whose settings of stores are the JVM's.
             item.add_marker(pytest.mark.xdist_group("spark"))
     if not any("::" in argument for argument in config.args):
         modules = {item.path.stem for item in items if item.path.parent == Path(__file__).parent}
@@ -89,18 +88,15 @@ def run_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def spark(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    with spark_session(
-        tmp_path_factory.mktemp("spark-warehouse"), run_folder(pytestconfig, tmp_path_factory)
-    ) as session:
-        yield session
+def spark_process(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> SparkProcess:
+    """Spark for all tests of a run. A test that reaches into the JVM has the fixture `spark`."""
+    run = os.getppid() if hasattr(pytestconfig, "workerinput") else os.getpid()
+    return SparkProcess(run_folder(pytestconfig, tmp_path_factory), run)
 
 
 @pytest.fixture(scope="session")
-def spark_process(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> SparkProcess:
-    """Spark for all tests of a run. A test with a session of its own has the fixture `spark`."""
-    run = os.getppid() if hasattr(pytestconfig, "workerinput") else os.getpid()
-    return SparkProcess(run_folder(pytestconfig, tmp_path_factory), run)
+def spark(spark_process: SparkProcess) -> SparkSession:
+    return spark_process.session()
 
 
 @pytest.fixture

@@ -39,6 +39,7 @@ from daemon.store.storage import FileIOStorage
 from tests.kit.broken_logs import FAULTS, append, checkpoint, healthy
 from tests.kit.daemons import Daemon, until
 from tests.kit.handmade import COLUMNS, HandmadeTable
+from tests.kit.spark_session import FOR_SMALL_TABLES
 
 pytestmark = pytest.mark.spark
 # One JVM starts, and all the tables below take their turns on a small machine.
@@ -64,13 +65,6 @@ defaults: {{poll_interval: 200ms}}
 spark: {{master: "local[2]", conf: {conf}}}
 tables:
 """
-SMALL = {
-    "spark.driver.memory": "1g",
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-    "spark.databricks.delta.snapshotPartitions": "2",
-    "spark.sql.shuffle.partitions": "2",
-    "spark.sql.codegen.wholeStage": "false",
-}
 
 
 @dataclass
@@ -125,7 +119,7 @@ def write_config(folder: Path, tables: dict[str, HandmadeTable]) -> Path:
         for name, table in tables.items()
     ]
     config = folder / "config.yaml"
-    config.write_text(CONFIG.format(folder=folder, conf=json.dumps(SMALL)) + "".join(listed))
+    config.write_text(CONFIG.format(folder=folder, conf=json.dumps(FOR_SMALL_TABLES)) + "".join(listed))
     return config
 
 

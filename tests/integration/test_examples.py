@@ -17,6 +17,7 @@ from daemon.delta.position_set import as_bitmap
 from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.installed import ROOT, clean_environment
+from tests.kit.spark_session import SHORT_LIVED
 
 pytestmark = pytest.mark.spark
 
@@ -25,7 +26,7 @@ ENVIRONMENT = {
     "PYTHONPATH": str(ROOT),
     "POLARS_ICEBERG_PLANNER": "pyiceberg",
     # In a program this short, the second compiler costs more than it gains.
-    "JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+    "JAVA_TOOL_OPTIONS": SHORT_LIVED,
 }
 
 

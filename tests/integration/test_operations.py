@@ -340,8 +340,8 @@ def test_concurrent_writers(service: Service, tmp_path: Path) -> None:
         "CREATE TABLE {t} USING delta PARTITIONED BY (part) TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         " AS SELECT id, 'old' AS part FROM range(0, 40, 1, 2)"
     )
-    appends = [f"INSERT INTO {{t}} SELECT id, 'new' FROM range({start}, {start + 3})" for start in range(100, 150, 10)]
-    deletes = [f"DELETE FROM {{t}} WHERE part = 'old' AND id % 7 = {remainder}" for remainder in range(5)]
+    appends = [f"INSERT INTO {{t}} SELECT id, 'new' FROM range({start}, {start + 3})" for start in range(100, 130, 10)]
+    deletes = [f"DELETE FROM {{t}} WHERE part = 'old' AND id % 7 = {remainder}" for remainder in range(3)]
     table.bench.sync()
     failures: list[Exception] = []
     writers = [Thread(target=write, args=(table, each, failures)) for each in (appends, deletes)]

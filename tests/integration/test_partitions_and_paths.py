@@ -569,7 +569,6 @@ def test_shallow_clone(service: Service, tmp_path: Path) -> None:
     clone.step("DELETE FROM {t} WHERE id IN (2, 3)", operation="delete")
     original.step("DELETE FROM {t} WHERE id IN (4, 5)", operation="delete")
     clone.step("INSERT INTO {t} SELECT id, 'é' FROM range(20, 30, 1, 1)", operation="append")
-    clone.step("DELETE FROM {t} WHERE id > 16", operation="delete")
     clone.step("RESTORE TABLE {t} TO VERSION AS OF 0")
     clone.step("UPDATE {t} SET part = 'new' WHERE id = 7", operation="overwrite")
     check_filters(clone, "part")

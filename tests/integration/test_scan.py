@@ -71,7 +71,7 @@ def numbered(frames: dict[int, DataFrame]) -> Counter[tuple[Any, ...]]:
     return Counter(map(tuple, reduce(DataFrame.union, together).collect()))
 
 
-@pytest.mark.parametrize("partitioned", [False, True])
+@pytest.mark.parametrize("partitioned", [pytest.param(False, marks=pytest.mark.long), True])
 def test_tour(spark: SparkSession, tmp_path: Path, partitioned: bool) -> None:
     """DVs of every storage type that grow, shrink, vanish and return."""
     play(spark, History(tmp_path / "t", partitioned=partitioned), TOUR)

@@ -102,6 +102,7 @@ def test_a_session_that_idled_out(own_service: Service, tmp_path: Path, checkpoi
     assert_shown(checkpointed, second)
 
 
+@pytest.mark.long
 def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkpointed: HandmadeTable) -> None:
     """A JVM that was killed while idle is replaced unnoticed."""
     first = serve(service, tmp_path, checkpointed, 0)

@@ -17,13 +17,10 @@ from urllib.request import urlopen
 import psutil
 
 from tests.kit.daemons import until
+from tests.kit.spark_session import SHORT_LIVED
 
 HOST = "127.0.0.1"
-SMALL = {
-    "SPARK_LOCAL_IP": HOST,
-    "SPARK_DAEMON_MEMORY": "256m",
-    "SPARK_DAEMON_JAVA_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-}
+SMALL = {"SPARK_LOCAL_IP": HOST, "SPARK_DAEMON_MEMORY": "256m", "SPARK_DAEMON_JAVA_OPTS": SHORT_LIVED}
 START_MAX_S = 60.0
 
 

@@ -297,6 +297,10 @@ class HostileHistory(History):
 
     commits: list[Sequence[dict[str, Any]]] = field(default_factory=lambda: [()])
     is_replaced: bool = False
+    # An older commit was replaced, and all since then is refused: readers may have the rows of before.
+    is_stale: bool = False
+    # The version that was shown last, and its rows then.
+    shown: tuple[int, list[Any]] = (0, [])
     # The second add of a file that is live twice, with its path and what is deleted there.
     _twins: list[tuple[str, frozenset[int], dict[str, Any]]] = field(default_factory=list)
     # The adds of `doubted` files, by path.

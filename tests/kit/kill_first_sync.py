@@ -17,11 +17,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from daemon.config.settings import SparkSettings
 from tests.kit.checks import check, duckdb_rows
 from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.spark_session import FOR_SMALL_TABLES
 
-SPARK = SparkSettings(
-    master="local[1]",
-    conf={"spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC", "spark.driver.memory": "1g"},
-)
+SPARK = SparkSettings(master="local[1]", conf=FOR_SMALL_TABLES)
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from filelock import FileLock
 
-from tests.kit.spark_session import ROOT, spark_session
+from tests.kit.spark_session import ROOT, connect, start
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -51,12 +51,20 @@ class SparkProcess:
             raise answer
         return answer
 
-    def _connect(self) -> Connection:
+    def session(self) -> SparkSession:
+        """A session of this process, which may reach into the JVM."""
+        return connect(self._place()["gateway"])
+
+    def _place(self) -> dict[str, Any]:
         place = self._folder / "spark.json"
         with FileLock(self._folder / "spark.lock"):
             if not place.exists():
                 self._start(place)
-        told = json.loads(place.read_text())
+        told: dict[str, Any] = json.loads(place.read_text())
+        return told
+
+    def _connect(self) -> Connection:
+        told = self._place()
         return Client(("127.0.0.1", told["port"]), authkey=bytes.fromhex(told["key"]))
 
     def _start(self, place: Path) -> None:
@@ -75,22 +83,25 @@ def serve(place: Path, run: int) -> None:
     """Answer until the process `run` is gone."""
     os.umask(0o077)
     key = secrets.token_bytes(32)
-    with spark_session(place.parent / "spark-warehouse", place.parent) as session:
-        listener = Listener(("127.0.0.1", 0), authkey=key)
+    session = start(place.parent / "spark-warehouse", place.parent)
+    gateway: Any = session.sparkContext._gateway
+    parameters = gateway.gateway_parameters
+    listener = Listener(("127.0.0.1", 0), authkey=key)
 
-        def accept() -> None:
-            while True:
-                connection = listener.accept()
-                # A session of its own for each worker: their settings and temporary views have the same names.
-                threading.Thread(target=answer, args=(connection, session.newSession()), daemon=True).start()
+    def accept() -> None:
+        while True:
+            connection = listener.accept()
+            # A session of its own for each worker: their settings and temporary views have the same names.
+            threading.Thread(target=answer, args=(connection, session.newSession()), daemon=True).start()
 
-        threading.Thread(target=accept, daemon=True).start()
-        staged = place.with_suffix(".new")
-        staged.write_text(json.dumps({"port": listener.address[1], "key": key.hex()}))
-        staged.rename(place)
-        while psutil.pid_exists(run):
-            time.sleep(0.5)
-        os._exit(0)  # Its JVM ends with it; nobody waits for a session that stops.
+    threading.Thread(target=accept, daemon=True).start()
+    variables = {"PYSPARK_GATEWAY_PORT": str(parameters.port), "PYSPARK_GATEWAY_SECRET": parameters.auth_token}
+    staged = place.with_suffix(".new")
+    staged.write_text(json.dumps({"port": listener.address[1], "key": key.hex(), "gateway": variables}))
+    staged.rename(place)
+    while psutil.pid_exists(run):
+        time.sleep(0.5)
+    os._exit(0)  # Its JVM ends with it; nobody waits for a session that stops.
 
 
 def answer(connection: Connection, session: SparkSession) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 from filelock import FileLock
 
@@ -21,11 +19,19 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 ROOT = Path(__file__).parents[2]
+# Of `make test`, by `class_archive.py`.
+CLASSES = ROOT / ".venv" / "stamps" / "spark.jsa"
+# One compiler alone has room for 48 MB of code. Spark makes more: the JVM would drop methods and compile them anew.
+SHORT_LIVED = " ".join(
+    (
+        *("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", "-XX:+UseSerialGC"),
+        *([f"-XX:SharedArchiveFile={CLASSES}"] if CLASSES.exists() else []),
+    )
+)
 # Tables of tests are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
 FOR_SMALL_TABLES = {
     "spark.driver.memory": "1g",
-    # One compiler alone has room for 48 MB of code. Spark makes more: the JVM would drop methods and compile them anew.
-    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
+    "spark.driver.extraJavaOptions": SHORT_LIVED,
     "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
     "spark.sql.codegen.wholeStage": "false",
@@ -39,7 +45,7 @@ CONF = {
     "spark.jars.excludes": ",".join(S3_EXCLUDES),
     # For branches and tags in SQL.
     "spark.sql.extensions": "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions",
-    "spark.driver.memory": "2g",
+    "spark.driver.memory": "3g",
     # Delta computes a table's state after each commit: each task of it costs more than all actions of a test's log.
     "spark.databricks.delta.snapshotPartitions": "1",
     # RESTORE must find files that no test would call old, and VACUUM must not.
@@ -52,28 +58,38 @@ def conf() -> dict[str, str]:
     return {**CONF, "spark.jars.packages": ",".join((ICEBERG_JAR, SQLITE_JAR, *s3_jars()))}
 
 
-@contextmanager
-def spark_session(warehouse: Path, run_folder: Path) -> Iterator[SparkSession]:
-    """Spark with Delta and the Iceberg runtime; ended with its JVM."""
-    from pyspark import SparkContext  # noqa: PLC0415 - replayed tests do without it
-    from pyspark.sql import SparkSession  # noqa: PLC0415
+def start(warehouse: Path, run_folder: Path) -> SparkSession:
+    """Spark with Delta and the Iceberg runtime, in a new JVM."""
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - replayed tests do without it
 
-    os.environ["PYSPARK_PYTHON"] = sys.executable
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    with_our_modules()
     settings = SparkSettings(master="local[2]", conf={**conf(), "spark.sql.warehouse.dir": str(warehouse)})
     builder = SparkSession.builder.master(settings.master)
     for key, value in session_conf(settings).items():
         builder = builder.config(key, value)
     # The processes of one run share Ivy's folder, which two resolvers at once leave with jars cut short.
     with FileLock(run_folder / "jars.lock"):
-        session = builder.getOrCreate()
-    yield session
-    with warnings.catch_warnings(action="ignore", category=ResourceWarning):
-        session.stop()
-        gateway = SparkContext._gateway
-        assert gateway is not None
-        gateway.shutdown()
-        gateway.proc.stdin.close()
-        gateway.proc.wait(30)
-        SparkContext._gateway = SparkContext._jvm = None
-        gc.collect()
+        return builder.getOrCreate()
+
+
+def connect(gateway: Mapping[str, str]) -> SparkSession:
+    """A session in this process, of the JVM of another one, to which PySpark's variables in `gateway` lead."""
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - as above
+    from pyspark.sql import SparkSession  # noqa: PLC0415
+
+    with_our_modules()
+    with patch.dict(os.environ, gateway):
+        SparkContext._ensure_initialized()
+    jvm: Any = SparkContext._jvm
+    theirs = jvm.org.apache.spark.sql.SparkSession.getDefaultSession().get()
+    java_context = jvm.org.apache.spark.api.java.JavaSparkContext(theirs.sparkContext())
+    context = SparkContext(
+        gateway=SparkContext._gateway, jsc=java_context, conf=SparkConf(_jconf=java_context.getConf())
+    )
+    return SparkSession(context, theirs.newSession())
+
+
+def with_our_modules() -> None:
+    """Python processes of Spark's tasks import what this one does."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])

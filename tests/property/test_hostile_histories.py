@@ -80,6 +80,7 @@ def _sync(bench: Bench, history: HostileHistory, *, restart: bool = False) -> No
         bench.reopen()
     error = _follow(bench)
     if history.is_replaced:
+        history.is_stale = True
         # The log is listed when there is no news.
         error, history.is_replaced = _follow(bench), False
     newest = history.table.version
@@ -95,7 +96,11 @@ def _sync(bench: Bench, history: HostileHistory, *, restart: bool = False) -> No
         assert any(name in f"{error}".casefold() for name in refusal.names), f"{error} names none of {refusal.names}"
     else:
         assert shown == newest
-    _check_shown(bench, history, shown)
+        history.is_stale = False
+    if not history.is_stale or shown != history.shown[0]:
+        assert not (refusal := history.refusal(shown)) or not refusal.must, f"version {shown} is shown: {refusal}"
+        history.shown = shown, history.rows(shown)
+    _check_shown(bench, history)
 
 
 def _follow(bench: Bench) -> SyncError | None:
@@ -107,10 +112,8 @@ def _follow(bench: Bench) -> SyncError | None:
     return None
 
 
-def _check_shown(bench: Bench, history: HostileHistory, version: int) -> None:
-    refusal = history.refusal(version)
-    assert not (refusal and refusal.must), f"version {version} is shown, which has {refusal}"
-    table, rows = SpecTable(bench.iceberg().metadata_location), history.rows(version)
+def _check_shown(bench: Bench, history: HostileHistory) -> None:
+    table, (version, rows) = SpecTable(bench.iceberg().metadata_location), history.shown
     table.check()
     assert_same_rows(table.rows(), rows, "the specification's reader", f"version {version}")
     filters = [("value", None), *(("part", part) for part in PARTS)]

@@ -25,7 +25,7 @@ from tests.unit.web.test_endpoints import FakeClock, table
 
 DEPLOY = Path(__file__).parents[3] / "deploy"
 ALERTS = DEPLOY / "alerts.yaml"
-ALERT_TESTS = Path(__file__).parent / "alerts.test.yaml"
+ALERT_TESTS = sorted(Path(__file__).parent.glob("*.test.yaml"))
 DASHBOARD: dict[str, Any] = json.loads((DEPLOY / "grafana.json").read_text())
 # A metric of ours in an expression, and the labels that it selects by.
 METRIC = re.compile(r"\b((?:dvsync|process)_\w+)(?:\{([^}]*)\})?")
@@ -91,9 +91,10 @@ def test_the_metrics_are_well_formed(metrics: str):
 def test_each_alert_fires_when_it_should_and_only_then():
     """By `promtool test rules`; every alert has a case."""
     promtool = find_tool("promtool", package="prometheus")
-    judged = subprocess.run([promtool, "test", "rules", ALERT_TESTS], capture_output=True, text=True, check=False)
+    judged = subprocess.run([promtool, "test", "rules", *ALERT_TESTS], capture_output=True, text=True, check=False)
     assert judged.returncode == 0, judged.stdout + judged.stderr
-    cases = [each for test in yaml.safe_load(ALERT_TESTS.read_text())["tests"] for each in test["alert_rule_test"]]
+    tests = [test for file in ALERT_TESTS for test in yaml.safe_load(file.read_text())["tests"]]
+    cases = [each for test in tests for each in test["alert_rule_test"]]
     for fires in (True, False):
         tested = {case["alertname"] for case in cases if bool(case["exp_alerts"]) is fires}
         assert tested == {rule["alert"] for rule in yaml.safe_load(ALERTS.read_text())["groups"][0]["rules"]}
