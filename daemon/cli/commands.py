@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -33,8 +32,8 @@ from daemon.cli.invocation import (
     seconds,
 )
 from daemon.cli.maintenance import cleanup, compact, expire
-from daemon.cli.wishes import forget, pause, resume, resync
-from daemon.errors import ConfigInvalid, StateInUse
+from daemon.cli.requests import forget, pause, resume, resync
+from daemon.errors import ConfigInvalid, StateInUse, SyncError
 from daemon.masking import scrub
 from daemon.telemetry import ENDPOINT, switched_on
 from daemon.texts import printable
@@ -179,6 +178,7 @@ def status(
     from rich.console import Console  # noqa: PLC0415
 
     from daemon.cli.console import print_statuses, replacing  # noqa: PLC0415
+    from daemon.cli.report import find_statuses  # noqa: PLC0415
     from daemon.cli.tables import select_names  # noqa: PLC0415
     from daemon.status.table_status import SyncState  # noqa: PLC0415
 
@@ -190,7 +190,7 @@ def status(
 
     def find() -> tuple[list[str], list[TableStatus]]:
         with reported_errors():
-            lines, found = _find_statuses(context, config, tables or ())
+            lines, found = find_statuses(context, config, tables or ())
             if tables:
                 names = {*select_names(tables, [status.name for status in found])}
                 found = [status for status in found if status.name in names]
@@ -212,32 +212,6 @@ def status(
     else:
         print_statuses(console, found, lines, wide=wide)
     raise typer.Exit(1 if any(status.error for status in found) else 0)
-
-
-def _find_statuses(
-    context: typer.Context, config: Path | None, wanted: Sequence[str]
-) -> tuple[list[str], list[TableStatus]]:
-    """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
-    from daemon.cli.report import ask_for_tables  # noqa: PLC0415
-    from daemon.cli.tables import read_statuses  # noqa: PLC0415
-
-    settings, is_valid = load_valid(context, config, "state", "share", "health")
-    report = ask_for_tables(settings)
-    if report.statuses is not None:
-        faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
-        lines = [*report.lines, *([] if is_valid else [f"{config_path(context, config)} {faulty}"])]
-        followed = {status.name for status in report.statuses}
-        for table in settings.tables if is_valid else ():
-            if not table.is_pattern and table.name not in followed and settings.share.owns(table.target):
-                lines.append(f"{table.name}: the daemon does not follow it yet; SIGHUP makes it read the configuration")
-        return lines, report.statuses
-    configured, settings = load_both(context, config, wanted)
-    statuses, moved = read_statuses(configured, settings)
-    lines = [*report.lines, "what follows is from the state database", *moved]
-    if settings.share.count > 1:
-        others = sum(not settings.share.owns(table.target) for table in settings.tables)
-        lines.append(f"share {settings.share}; tables of other shares: {others}")
-    return lines, statuses
 
 
 @app.command()
@@ -376,9 +350,9 @@ def check(
 
     failed = False
     with reported_errors():
-        for attempt in try_connections(settings):
-            failed = failed or attempt.error is not None
-            say(f"{attempt.what}: {attempt.found if attempt.error is None else attempt.error}")
-            if attempt.error is not None:
-                say(f"  {attempt.error.hint}")
+        for what, found in try_connections(settings):
+            say(f"{what}: {found}")
+            if isinstance(found, SyncError):
+                failed = True
+                say(f"  {found.hint}")
     raise typer.Exit(1 if failed else 0)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from threading import Event
 from typing import TypeVar
 
 import structlog
-from pyiceberg.table import Table
 from rich.filesize import decimal
 
 from daemon.cli.report import ask_for_tables
@@ -34,7 +33,7 @@ from daemon.spark.session import SparkPipeline
 from daemon.status.table_status import NOT_FOLLOWED, paused_text
 from daemon.status.watch import Watch
 from daemon.store.storage import FileIOStorage
-from daemon.sync.context import Progress, TableContext, as_sync_errors
+from daemon.sync.context import Progress, as_sync_errors
 from daemon.sync.memory import as_sync_error, keep_rows
 from daemon.texts import counted
 from daemon.verify.findings import Proof, Sample, Scope
@@ -190,17 +189,6 @@ def verify_tables(
                 yield table, proof
             except Exception as error:
                 yield table, _known(table.name, error)
-
-
-@contextmanager
-def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[TableContext, Table]]:
-    """Open a table's parts and load its Iceberg table, to read both beside a running daemon.
-
-    Raises ObjectMissing before the first sync, CatalogAway, StateStoreAway.
-    """
-    with open_parts(settings) as parts, as_sync_errors(table.name):
-        context = parts.context(table)
-        yield context, context.load_table()
 
 
 def forget_tables(
