@@ -1,4 +1,4 @@
-"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration, 3 timed out."""
+"""The commands and their exit codes: 0 success, 1 a table failed, 2 wrong usage or configuration, 3 timed out."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.examination import doctor, inspect, show, snapshots, verify
+from daemon.cli.examination import doctor, history, inspect, show, snapshots, verify
 from daemon.cli.invocation import (
     PATTERN_FAILED,
     ConfigPath,
-    TableName,
     TableNames,
     config_path,
     hide_environment,
@@ -135,7 +134,8 @@ def sync(
         gone = find_gone(configured, settings, names)
         for each in gone:
             codes.add(FAILED)
-            say(each.text)
+            if each.status.error:
+                say(f"{each.record.name}: gone: {each.status.error.message}\n  {each.status.error.hint}")
         names = [name for name in names if name not in {each.record.name for each in gone}]
         chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
@@ -214,29 +214,7 @@ def status(
     raise typer.Exit(1 if any(status.error for status in found) else 0)
 
 
-@app.command()
-def history(
-    context: typer.Context,
-    table: TableName,
-    *,
-    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the syncs as JSON.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """List the last syncs and errors of a table."""
-    from daemon.cli.console import run_lines  # noqa: PLC0415
-    from daemon.cli.tables import read_runs  # noqa: PLC0415
-    from daemon.status.table_status import run_status  # noqa: PLC0415
-
-    with reported_errors():
-        settings, is_valid = load_valid(context, config, "state", "share")
-        try:
-            runs = read_runs(settings, table, limit)
-        except ConfigInvalid:
-            if not is_valid:
-                load(context, config)  # Raises: the table's entry may be the faulty one.
-            raise
-    say_found([run_status(run) for run in runs], run_lines(runs), as_json=as_json)
+app.command()(history)
 
 
 @app.command()
@@ -329,14 +307,16 @@ def check(
         settings = load(context, config, quiet=True, ask_pyiceberg=True)
         if refused := list(refused_tables(settings)):
             raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
-    typer.echo(f"{config_path(context, config)}: the configuration is valid")
-    typer.echo(f"state: {settings.redacted()['state']['url']}")
-    typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
-    typer.echo(f"share: {settings.share}")
     signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
-    typer.echo(f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}")
     patterns = sum(table.is_pattern for table in settings.tables)
-    typer.echo(f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else ""))
+    typer.echo(
+        f"{config_path(context, config)}: the configuration is valid\n"
+        f"state: {settings.redacted()['state']['url']}\n"
+        f"catalogs: {', '.join(settings.catalogs) or 'none'}\n"
+        f"share: {settings.share}\n"
+        f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}\n"
+        f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else "")
+    )
     for table in settings.tables:
         line = f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
         # The targets of a pattern's tables are known once they are found.

@@ -17,12 +17,13 @@ from daemon.cli.invocation import (
     load,
     load_both,
     load_chosen,
+    load_valid,
     reported_errors,
     say,
     say_found,
 )
 from daemon.config.settings import TableSettings
-from daemon.errors import SyncError
+from daemon.errors import ConfigInvalid, SyncError
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -227,3 +228,27 @@ def inspect(
             found = inspect_table(opened, iceberg, rows_max=limit)
             lines = table_lines(found, now_ms=opened.clock.now_ms())
     say_found(found, lines, as_json=as_json)
+
+
+def history(
+    context: typer.Context,
+    table: TableName,
+    *,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the syncs as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """List the last syncs and errors of a table."""
+    from daemon.cli.console import run_lines  # noqa: PLC0415
+    from daemon.cli.tables import read_runs  # noqa: PLC0415
+    from daemon.status.table_status import run_status  # noqa: PLC0415
+
+    with reported_errors():
+        settings, is_valid = load_valid(context, config, "state", "share")
+        try:
+            runs = read_runs(settings, table, limit)
+        except ConfigInvalid:
+            if not is_valid:
+                load(context, config)  # Raises: the table's entry may be the faulty one.
+            raise
+    say_found([run_status(run) for run in runs], run_lines(runs), as_json=as_json)

@@ -151,7 +151,7 @@ def examine_tables(
 
 
 def _known(name: str, raised: Exception) -> SyncError:
-    """One of the error kinds for what went wrong with one table: the command goes on with the others."""
+    """The error kind of what one table raised: the command goes on with the others."""
     error = as_sync_error(raised)
     if isinstance(error, InternalError):
         _log.error(events.SYNC_FAILED, table=name, kind=error.kind, reason=error.message, exc_info=raised)
@@ -212,12 +212,10 @@ def forget_tables(
                 hint = "It does not answer. Correct `health` in the configuration, or stop that process first."
                 raise StateInUse(error.message, hint=hint) from error
         running = {each.name for each in statuses or () if each.error is None or each.error.kind != NOT_FOLLOWED}
-        followed = [record.name for record in records if record.name in running]
+        followed = [f"{each.name}: the running daemon still follows it" for each in records if each.name in running]
         if followed:
             hint = "Let it read the configuration again (SIGHUP), or wait a minute if a folder has just vanished."
-            raise ConfigInvalid(
-                "\n".join(f"{name}: the running daemon still follows it" for name in followed), hint=hint
-            )
+            raise ConfigInvalid("\n".join(followed), hint=hint)
         # A catalog may ignore case, and a table in it may have got another name: then the target says nothing.
         by_target = {table.target: table.name for table in settings.tables}
         by_uuid = {each.table_uuid: each.name for each in parts.store.list_tables() if each not in records}
@@ -297,8 +295,8 @@ def maintain_tables(
             record = parts.store.find_table(table.name, table.source, table.target)
             pause = record.pause_at(parts.clock.now_ms()) if record else None
             if alone and pause:
-                said = f"it is {paused_text(pause)}"
-                yield table, Unsupported(said, hint=f"Run `dvsync resume {table.name}` first.")
+                hint = f"Run `dvsync resume {table.name}` first."
+                yield table, Unsupported(f"it is {paused_text(pause)}", hint=hint)
                 continue
             try:
                 yield table, verb(Maintainer(parts.context(table)), stop)
