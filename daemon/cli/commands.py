@@ -32,6 +32,7 @@ from daemon.cli.invocation import (
 )
 from daemon.cli.maintenance import cleanup, compact, expire
 from daemon.cli.requests import forget, pause, resume, resync
+from daemon.config.redaction import masked
 from daemon.errors import ConfigInvalid, StateInUse, SyncError
 from daemon.masking import scrub
 from daemon.telemetry import ENDPOINT, switched_on
@@ -311,7 +312,7 @@ def check(
     patterns = sum(table.is_pattern for table in settings.tables)
     typer.echo(
         f"{config_path(context, config)}: the configuration is valid\n"
-        f"state: {settings.redacted()['state']['url']}\n"
+        f"state: {masked(settings.state.url)}\n"
         f"catalogs: {', '.join(settings.catalogs) or 'none'}\n"
         f"share: {settings.share}\n"
         f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}\n"

@@ -40,18 +40,16 @@ def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
     """Say what is wrong, and what to do about it."""
     # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
     problem = error.problem or error.context or ""
-    if error.context in _OPEN_BRACKETS and error.context_mark:
-        bracket, line = _OPEN_BRACKETS[error.context], error.context_mark.line + 1
+    context, line = error.context or "", error.context_mark.line + 1 if error.context_mark else "?"
+    if context in _OPEN_BRACKETS:
+        bracket = _OPEN_BRACKETS[context]
         return f"the {bracket!r} of line {line} is not closed before here, or a comma is missing", "Close it. "
     if problem.startswith("expected "):
-        problem = problem.partition(", but ")[0]
-        if error.context and error.context_mark:
-            problem += f", {error.context} that begins in line {error.context_mark.line + 1}"
+        problem = problem.partition(", but ")[0] + (f", {context} that begins in line {line}" if context else "")
         return problem, "Check the brackets, quotes and indentation up to there. "
     if "'\\t'" in problem:
         return "a tab where YAML wants spaces", "Indent with spaces. "
-    if error.context and "quoted" in error.context and error.context_mark:
-        line = error.context_mark.line + 1
+    if "quoted" in context:
         return f"the quote that begins in line {line} is not closed", "Close it, or leave it out. "
     problem = problem.partition("'")[0].strip()
     if problem.startswith("found"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, get_args
 
@@ -23,8 +22,6 @@ PLAIN_WORDS = {
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "not a section of keys"),
     "string_type": "not a text",
 }
-
-
 WHOLE_WORDS = {
     "missing": "is missing",
     "invalid_key": "has a key that is not a text. YAML reads on, off, yes and no as true and false: write it in quotes",
@@ -42,7 +39,10 @@ def fault_line(fault: ErrorDetails) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     match kind:
         case "extra_forbidden":
-            return unknown_key(place, str(fault["loc"][-1]), _keys_beside(fault["loc"]))
+            replacement = find_replacement(place)
+            near = get_close_matches(str(parts[-1]).lower(), _keys_beside(parts), n=1)
+            unknown = f"unknown key, did you mean {near[0]}?" if near else "unknown key"
+            return f"{place}: " + (f"is no longer a key: {replacement}" if replacement else unknown)
         case "value_error":
             return f"{place}: {fault['ctx']['error']}"
         case "string_pattern_mismatch" if fault["loc"][-1] == "url":
@@ -56,13 +56,6 @@ def fault_line(fault: ErrorDetails) -> str:
             if words := PLAIN_WORDS.get(kind):
                 return f"{place}: is {words}" + (f": {value}" if value else "")
             return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}" + (f", not {value}" if value else "")
-
-
-def unknown_key(place: str, key: str, known: Iterable[str]) -> str:
-    if replacement := find_replacement(place):
-        return f"{place}: is no longer a key: {replacement}"
-    near = get_close_matches(key.lower(), [*known], n=1)
-    return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
 
 
 def _keys_beside(place: tuple[int | str, ...]) -> list[str]:

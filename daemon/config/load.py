@@ -59,11 +59,8 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
     where = f"{path} or the {ENV_PREFIX}… variables" if any(find_variables()) else path
-    return ConfigInvalid(
-        "\n".join(faults),
-        hint=f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, "
-        "and its page shows the tables.",
-    )
+    hint = f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, and its "
+    return ConfigInvalid("\n".join(faults), hint=f"{hint}page shows the tables.")
 
 
 def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
@@ -151,6 +148,5 @@ def _without(
         paths.add(tuple(path))
     remaining = deepcopy(document)
     for *outer, key in filter(None, paths):
-        holder = reduce(lambda each, part: each.get(part, {}), outer, remaining)
-        holder.pop(key, None)
+        reduce(lambda each, part: each.get(part, {}), outer, remaining).pop(key, None)
     return remaining, frozenset(".".join(path) for path in paths)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel
 
-from daemon.config.references import References, where
+from daemon.config.references import References, named_place
 from daemon.config.settings import DefaultsSettings, Settings, StateSettings, TableSettings
 from daemon.config.value_types import SQLITE_FILE, URL
 from daemon.store.locations import normalize_location
@@ -33,23 +33,21 @@ class Readable:
     def dereferenced(self, folder: Path, faults: list[str]) -> Readable:
         """Replace each reference by its text. A key whose reference cannot be read is left out, and is a fault."""
         settings, references = self.settings, References(folder, faults)
+        conf = references.properties("spark.conf", settings.spark.conf)
+        token = settings.health.token and references.text("health.token", settings.health.token)
         update: dict[str, Any] = {
             "storage": references.properties("storage", settings.storage),
             "catalogs": {
                 name: references.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()
             },
-            "spark": settings.spark.model_copy(
-                update={"conf": references.properties("spark.conf", settings.spark.conf)}
-            ),
+            "spark": settings.spark.model_copy(update={"conf": conf}),
             "state": StateSettings(),
-            "health": settings.health.model_copy(
-                update={"token": settings.health.token and references.text("health.token", settings.health.token)}
-            ),
+            "health": settings.health.model_copy(update={"token": token}),
             "hooks": tuple(map(references.hook, self.places["hooks"], settings.hooks)),
         }
         url = references.text("state.url", settings.state.url)
         if url is not None and not URL.match(url):
-            faults.append(f"state.url: the text {where(settings.state.url)} is not an SQLAlchemy URL")
+            faults.append(f"state.url: the text in {named_place(settings.state.url)} is not an SQLAlchemy URL")
         elif url is not None:
             update["state"] = settings.state.model_copy(update={"url": url})
         left_out = self.left_out | references.unread
@@ -67,27 +65,17 @@ class Readable:
 
 
 def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> TableSettings:
-    inherited = {
-        field: getattr(settings.defaults, field)
-        for field in DefaultsSettings.model_fields
-        if field not in table.model_fields_set
-    }
-    resolved = table.model_copy(
-        update={
-            **inherited,
-            "maintenance": _overridden(settings.maintenance, table.maintenance),
-            "verify": _overridden(settings.verify, table.verify),
-        }
-    )
-    catalog = resolved.catalog or (next(iter(settings.catalogs)) if len(settings.catalogs) == 1 else "")
-    return resolved.model_copy(
-        update={
-            "catalog": catalog,
-            "source": _anchored(table.source, folder),
-            "location": table.location and _anchored(table.location, folder),
-            "delete_files_location": table.delete_files_location and _anchored(table.delete_files_location, folder),
-        }
-    )
+    inherited = DefaultsSettings.model_fields.keys() - table.model_fields_set
+    update: dict[str, Any] = {field: getattr(settings.defaults, field) for field in inherited}
+    update["maintenance"] = _overridden(settings.maintenance, table.maintenance)
+    update["verify"] = _overridden(settings.verify, table.verify)
+    for field in ("source", "location", "delete_files_location"):
+        if location := getattr(table, field):
+            update[field] = _anchored(location, folder)
+    resolved = table.model_copy(update=update)
+    if not resolved.catalog and len(settings.catalogs) == 1:
+        resolved = resolved.model_copy(update={"catalog": next(iter(settings.catalogs))})
+    return resolved
 
 
 def _overridden(shared: Section, own: Section) -> Section:

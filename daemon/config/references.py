@@ -30,24 +30,16 @@ class References:
         return {key: value for key, value in found.items() if value is not None}
 
     def hook(self, place: str, hook: HookSettings) -> HookSettings:
-        url = self.address(f"{place}.url", hook.url)
-        # Many services put a secret into the path of a webhook.
-        return hook.model_copy(update={"url": url and Secret(url), "headers": self.headers(place, hook.headers)})
-
-    # Addresses and headers are checked here, because the error of the HTTP client would show the text in the log.
-
-    def address(self, place: str, value: str | None) -> str | None:
-        url = value and self.text(place, value)
+        # Checked here, because the error of the HTTP client would show the texts in the log.
+        url = hook.url and self.text(f"{place}.url", hook.url)
         if url is not None and not WEBHOOK.fullmatch(url):
-            self.faults.append(f"{place}: is not an http or https address in ASCII, without user and password")
-        return url
-
-    def headers(self, place: str, values: Mapping[str, str]) -> dict[str, str]:
-        headers = self.properties(f"{place}.headers", values)
+            self.faults.append(f"{place}.url: is not an http or https address in ASCII, without user and password")
+        headers = self.properties(f"{place}.headers", hook.headers)
         for name, value in headers.items():
             if not HEADER.fullmatch(name) or not SENT_TEXT.fullmatch(value):
                 self.faults.append(f"{place}.headers.{name}: only printable ASCII characters can be sent")
-        return headers
+        # Many services put a secret into the path of a webhook.
+        return hook.model_copy(update={"url": url and Secret(url), "headers": headers})
 
     def text(self, place: str, value: str) -> str | None:
         if not isinstance(value, Reference):
@@ -64,14 +56,12 @@ class References:
             if text:
                 return Secret(text)
             reason = "is empty"
-        self.faults.append(f"{place}: {name} ({_KINDS[kind]}): {reason}")
+        self.faults.append(f"{place}: {named_place(value)}: {reason}")
         self.unread.add(place)
         return None
 
 
-_KINDS = {"file": "file", "env": "environment"}
-
-
-def where(reference: str) -> str:
+def named_place(reference: str) -> str:
+    """`PATH (file)` or `NAME (environment)`."""
     kind, _, name = reference.partition(":")
-    return f"in {name} ({_KINDS[kind]})"
+    return f"{name} ({'file' if kind == 'file' else 'environment'})"

@@ -11,7 +11,7 @@ import re
 import socket
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from daemon.config.redaction import find_secrets, mask_section
+from daemon.config.redaction import find_secrets
 from daemon.config.share import ALL, Share
 from daemon.config.value_types import (
     URL,
@@ -318,9 +318,3 @@ class Settings(_Frozen):
     def secrets(self) -> set[str]:
         """Return every text in the settings that is or may be a secret."""
         return set(find_secrets("", self.model_dump(by_alias=True)))
-
-    def redacted(self) -> dict[str, Any]:
-        """Return the settings under the keys of the file, with secrets masked: safe to print and log."""
-        masked = mask_section("", self.model_dump(by_alias=True))
-        assert isinstance(masked, dict)
-        return masked
