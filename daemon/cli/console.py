@@ -18,20 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.errors import SyncError
-from daemon.status.table_status import (
-    SyncState,
-    TableStatus,
-    count_states,
-    differing_text,
-    iso_time,
-    paused_text,
-    resync_text,
-    size_text,
-    span,
-    unverified_text,
-    worst_first,
-)
-from daemon.texts import counted, printable
+from daemon.status.table_status import SyncState, TableStatus, worst_first
+from daemon.status.wording import count_states, differing_text, paused_text, resync_text, size_text, unverified_text
+from daemon.texts import counted, iso_time, printable, span
 from daemon.verify.findings import hint_for
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ from rich.filesize import decimal
 
 from daemon.cli.snapshots import list_lines
 from daemon.status.deletions import FileDeletions, FileDetail, TableDeletions
-from daemon.status.table_status import size_text, span
-from daemon.texts import counted
+from daemon.status.wording import size_text
+from daemon.texts import counted, span
 
 BLOCKS = "▁▂▃▄▅▆▇█"
 STORAGE = {

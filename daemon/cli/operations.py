@@ -30,8 +30,9 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
-from daemon.status.table_status import NOT_FOLLOWED, paused_text
+from daemon.status.table_status import NOT_FOLLOWED
 from daemon.status.watch import Watch
+from daemon.status.wording import paused_text
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import Progress, as_sync_errors
 from daemon.sync.memory import as_sync_error, keep_rows

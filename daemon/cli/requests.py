@@ -56,8 +56,8 @@ def pause(
 ) -> None:
     """Stop syncing tables until `dvsync resume`, or for a time. A running daemon sees it within seconds."""
     from daemon.clock import SystemClock  # noqa: PLC0415
-    from daemon.status.table_status import iso_time  # noqa: PLC0415
     from daemon.sync.verbs import make_pause, pause  # noqa: PLC0415
+    from daemon.texts import iso_time  # noqa: PLC0415
 
     try:
         user = getpass.getuser()

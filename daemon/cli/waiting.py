@@ -13,7 +13,8 @@ from daemon.delta.log import DeltaLog
 from daemon.errors import SyncError
 from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import open_parts
-from daemon.status.table_status import has_lost_log, paused_text
+from daemon.status.table_status import has_lost_log
+from daemon.status.wording import paused_text
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record

@@ -19,8 +19,9 @@ from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, gone_among, owners_among, remember_vanished, vanished_by_pattern
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
-from daemon.status.table_status import gone_status, paused_text
+from daemon.status.table_status import gone_status
 from daemon.status.watch import Watch
+from daemon.status.wording import paused_text
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
 from daemon.texts import counted

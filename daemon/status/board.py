@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
+from operator import add
 from threading import Lock
 
 import msgspec
+from msgspec.structs import astuple
 
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
@@ -25,13 +27,11 @@ from daemon.status.table_status import (
     Observation,
     SyncState,
     TableStatus,
-    count_states,
-    differing_text,
-    span,
     table_status,
     worst_first,
 )
-from daemon.texts import excerpt
+from daemon.status.wording import count_states, differing_text
+from daemon.texts import excerpt, span
 from state import SyncRun
 
 
@@ -46,8 +46,7 @@ class MaintenanceCounts(msgspec.Struct, frozen=True):
     removed_bytes: int = 0
 
     def __add__(self, other: MaintenanceCounts) -> MaintenanceCounts:
-        fields = MaintenanceCounts.__struct_fields__
-        return MaintenanceCounts(*(getattr(self, name) + getattr(other, name) for name in fields))
+        return MaintenanceCounts(*map(add, astuple(self), astuple(other)))
 
 
 class Topic(Enum):
@@ -107,7 +106,6 @@ class Board:
 
     @property
     def names(self) -> set[str]:
-        """The tables that were added and not removed."""
         with self._lock:
             return {*self._tables}
 
@@ -135,7 +133,7 @@ class Board:
             self._gone = list(gone)
 
     def excuse(self, names: Set[str]) -> None:
-        """If the logs of these tables are gone, another reason for not being ready says why."""
+        """Do not report that the logs of these tables are gone: their pattern already has a reason."""
         with self._lock:
             self._excused = names
 
@@ -145,7 +143,6 @@ class Board:
             self._others = dict(others)
 
     def find_owner(self, name: str) -> Share | None:
-        """The other share that follows this table; None if there is none."""
         with self._lock:
             return self._others.get(name)
 
@@ -156,7 +153,6 @@ class Board:
                 self._runs[name].extend(runs)
 
     def runs(self, name: str) -> list[SyncRun]:
-        """The table's last syncs, the newest first."""
         with self._lock:
             return list(reversed(self._runs.get(name, ())))
 
@@ -167,18 +163,15 @@ class Board:
                 self._seen[name] = seen
 
     def count_maintenance(self, name: str, counts: MaintenanceCounts) -> None:
-        """Add what a round of maintenance did."""
         with self._lock:
             if name in self._tables:
                 self._maintained[name] += counts
 
     def maintenance(self) -> dict[str, MaintenanceCounts]:
-        """What maintenance did for each table, by name."""
         with self._lock:
             return dict(self._maintained)
 
     def beat(self) -> None:
-        """Note that the scheduler is alive."""
         self._beaten_at_s = self._clock.monotonic_s()
 
     def read_lines(self, name: str) -> dict[str, str]:
@@ -193,11 +186,9 @@ class Board:
         return {reader: scrub(line) for reader, line in lines.items()}
 
     def now_ms(self) -> int:
-        """The time of what it shows."""
         return self._clock.now_ms()
 
     def silent_s(self) -> float:
-        """Seconds since the scheduler's last beat."""
         return self._clock.monotonic_s() - self._beaten_at_s
 
     def statuses(self) -> list[TableStatus]:
@@ -208,7 +199,6 @@ class Board:
             return [*followed, *(status for status in self._gone if status.name not in shown)]
 
     def find_status(self, name: str) -> TableStatus | None:
-        """One table, followed or gone."""
         with self._lock:
             table = self._tables.get(name)
             if table is None:
@@ -226,25 +216,18 @@ class Board:
         line = count_states(statuses)
         if not statuses:
             with self._lock:
-                return "; ".join(
-                    [line, *(unready.reason for reasons in self._troubles.values() for unready in reasons)]
-                )
+                return "; ".join([line, *(each.reason for reasons in self._troubles.values() for each in reasons)])
         worst = worst_first(statuses)[0]
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 
     @property
-    def is_standing_by(self) -> bool:
-        """Whether the lease is not ours: another process holds it, or the state database cannot be written."""
-        return self.why_standing_by is not None
-
-    @property
     def why_standing_by(self) -> str | None:
+        """Why the lease is not ours: another process holds it, or the state database cannot be written."""
         with self._lock:
             reasons = self._troubles.get(Topic.LEASE)
         return reasons[0].reason if reasons else None
 
     def accounts(self) -> dict[str, AccountCounts]:
-        """The account counts of each table, by name."""
         return {table.name: seen.accounts for table, seen in self._observed()}
 
     def find_unready(self) -> list[Unready]:
@@ -261,14 +244,14 @@ class Board:
         if not self._tables and not troubles and not self._others:
             return [Unready(None, "no tables are configured")]
         now_s = self._clock.monotonic_s()
-        observed = [(table, seen, self._status(table, seen)) for table, seen in self._observed()]
-        reasons = ((table.name, self._unready(table, seen, status, now_s)) for table, seen, status in observed)
-        differing = [
-            Unready(status.name, f"it {differing_text(status.proof)}")
-            for _, _, status in observed
-            if status.proof and not status.proof.is_right
-        ]
-        return troubles + [Unready(name, reason) for name, reason in reasons if reason is not None] + differing
+        reasons, differing = [], []
+        for table, seen in self._observed():
+            status = self._status(table, seen)
+            if reason := self._unready(table, seen, status, now_s):
+                reasons.append(Unready(table.name, reason))
+            if status.proof and not status.proof.is_right:
+                differing.append(Unready(table.name, f"it {differing_text(status.proof)}"))
+        return troubles + reasons + differing
 
     def _observed(self) -> list[tuple[TableSettings, Observation]]:
         with self._lock:
@@ -282,9 +265,7 @@ class Board:
             return f"parked: {_brief(status.error)}" if status.error else "parked"
         if status.state is SyncState.GONE:
             return "its Delta log is gone: bring it back, or remove its entry and `dvsync forget` the table"
-        failing = None
-        if status.error:
-            failing = f"retrying since {status.error.since}: {_brief(status.error)}"
+        failing = f"retrying since {status.error.since}: {_brief(status.error)}" if status.error else None
         if seen.polled_at_s is None:
             return failing if status.state is SyncState.RETRYING else _untried(status)
         # While the source does not answer, the lag is unknown.
@@ -302,7 +283,6 @@ def _brief(error: ErrorStatus) -> str:
 
 def _untried(status: TableStatus) -> str:
     """Why a table that this process has neither synced nor failed yet is not ready."""
+    error = status.error
     begun = "its first sync since the start is running" if status.state is SyncState.SYNCING else "not checked yet"
-    if status.error is None:
-        return begun
-    return f"{begun}; the last error was {status.error.kind}, since {status.error.since}"
+    return f"{begun}; the last error was {error.kind}, since {error.since}" if error else begun

@@ -15,9 +15,9 @@ from pyiceberg.table.snapshots import Snapshot
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
 from daemon.status.reading import read_lines
-from daemon.status.table_status import iso_time
 from daemon.sync.first_sync import RESYNCED
 from daemon.sync.recovery import COMPARED
+from daemon.texts import iso_time
 
 # The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
 PASSING_OVER = (RESYNCED, COMPARED)

@@ -21,8 +21,9 @@ from starlette.routing import Route
 from daemon.config.value_types import duration_s
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.status.board import Board
-from daemon.status.table_status import iso_time, run_status
+from daemon.status.table_status import run_status
 from daemon.sync.verbs import Verb, make_pause
+from daemon.texts import iso_time
 from daemon.web.answers import Accepted, DaemonInfo, Liveness, PauseRequest, Problem, Readiness, TableDetail
 from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
@@ -103,7 +104,7 @@ class Api:
             started_at=iso_time(self._board.started_at_ms),
             state=self._state,
             share=str(self._board.share),
-            stands_by=self._board.is_standing_by,
+            stands_by=self._board.why_standing_by is not None,
         )
 
     async def _daemon(self, _: Request) -> Response:

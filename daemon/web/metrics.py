@@ -112,7 +112,7 @@ class BoardCollector(Collector):
             (
                 "dvsync_standing_by",
                 "1 while this process waits for the lease and follows nothing.",
-                self._board.is_standing_by,
+                self._board.why_standing_by is not None,
             ),
             ("dvsync_unready_reasons", "Reasons that /readyz gives.", len(self._board.find_unready())),
         ):

@@ -9,17 +9,9 @@ from datetime import UTC, datetime
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from daemon.status.board import Unready
-from daemon.status.table_status import (
-    WORST_FIRST,
-    SyncState,
-    TableStatus,
-    count_states,
-    differences_text,
-    resync_text,
-    run_status,
-    size_text,
-    span,
-)
+from daemon.status.table_status import WORST_FIRST, SyncState, TableStatus, run_status
+from daemon.status.wording import count_states, differences_text, resync_text, size_text
+from daemon.texts import span
 from daemon.verify.findings import hint_for
 from daemon.web.answers import DaemonInfo
 from daemon.web.listing import NOT_READY, TITLES, Listing, Query
