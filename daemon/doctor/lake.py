@@ -80,12 +80,16 @@ def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiag
         for trouble in table.readers:
             troubles[trouble.readers, trouble.text].append(table.source)
     errors = ((source, each) for source, each in examined if isinstance(each, SyncError))
-    counts = ((table.data_files, table.rows, table.deletion_vectors) for table in followed)
     return LakeDiagnosis(
         tables,
         tuple(Unexamined(source, error.kind, str(error), error.hint) for source, error in errors),
         tuple(Reason(*key, tuple(sources)) for key, sources in sorted(reasons.items(), key=_by_weight)),
-        FirstSyncs(len(followed), *map(sum, zip(*counts, strict=True))),
+        FirstSyncs(
+            len(followed),
+            sum(table.data_files for table in followed),
+            sum(table.rows for table in followed),
+            sum(table.deletion_vectors for table in followed),
+        ),
         tuple(SharedTrouble(*key, tuple(sources)) for key, sources in sorted(troubles.items(), key=_by_weight)),
     )
 

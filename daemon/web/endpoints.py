@@ -90,11 +90,11 @@ class Api:
     async def _livez(self, _: Request) -> Response:
         silent_s = self._board.silent_s()
         alive = silent_s <= SILENT_MAX_S
-        return _json(Liveness(alive, round(silent_s, 1)), ok=alive)
+        return _json(Liveness(alive, round(silent_s, 1)), 200 if alive else 503)
 
     async def _readyz(self, _: Request) -> Response:
         reasons = self._board.find_unready()
-        return _json(Readiness(not reasons, str(self._board.share), reasons), ok=not reasons)
+        return _json(Readiness(not reasons, str(self._board.share), reasons), 503 if reasons else 200)
 
     def _describe(self) -> DaemonInfo:
         return DaemonInfo(
@@ -108,19 +108,18 @@ class Api:
         )
 
     async def _daemon(self, _: Request) -> Response:
-        return _json(self._describe(), ok=True)
+        return _json(self._describe())
 
     async def _tables(self, _: Request) -> Response:
-        return _json(self._board.statuses(), ok=True)
+        return _json(self._board.statuses())
 
     async def _table(self, request: Request) -> Response:
-        board = self._board
-        name = request.path_params["name"]
+        board, name = self._board, request.path_params["name"]
         status = board.find_status(name)
         if status is None:
             return _problem(404, _why_missing(board, name))
         runs = [run_status(run) for run in board.runs(name)]
-        return _json(TableDetail(status, board.read_lines(name), runs), ok=True)
+        return _json(TableDetail(status, board.read_lines(name), runs))
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
@@ -140,10 +139,10 @@ class Api:
             return _problem(409, error.message, error.hint)
         except StateUnavailable as error:
             return _problem(503, f"the state database cannot be written now: {error}", "Try again.")
-        return _json(Accepted(name, wanted, text), ok=True, status_code=202)
+        return _json(Accepted(name, wanted, text), 202)
 
     async def _openapi(self, _: Request) -> Response:
-        return _json(self._document, ok=True)
+        return _json(self._document)
 
     async def _refused(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -167,7 +166,7 @@ class Api:
         if status is None:
             reason = _why_missing(board, name)
             missing = render_missing(name, reason, query=query, daemon=self._describe(), now_ms=board.now_ms())
-            return _html(missing, status_code=404)
+            return _html(missing, 404)
         runs, read = board.runs(name), board.read_lines(name)
         return _html(render_table(status, runs, read, query=query, daemon=self._describe(), now_ms=board.now_ms()))
 
@@ -208,23 +207,17 @@ def _why_missing(board: Board, name: str) -> str:
     return "no such table" if owner is None else f"the table belongs to share {owner}, and this daemon is {board.share}"
 
 
-def _html(text: str, *, status_code: int = 200) -> Response:
+def _html(text: str, status_code: int = 200) -> Response:
     headers = {"cache-control": "no-store", "content-security-policy": PAGE_POLICY}
-    return Response(text, status_code=status_code, media_type="text/html", headers=headers)
+    return Response(text, status_code, headers, "text/html")
 
 
 def _problem(
     status_code: int, error: str, hint: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return _json(Problem(error, hint), ok=False, status_code=status_code, headers=headers)
+    return _json(Problem(error, hint), status_code, headers)
 
 
-def _json(
-    body: object, *, ok: bool, status_code: int | None = None, headers: Mapping[str, str] | None = None
-) -> Response:
-    return Response(
-        msgspec.json.encode(body),
-        status_code=status_code or (200 if ok else 503),
-        media_type="application/json",
-        headers={"cache-control": "no-store", **(headers or {})},
-    )
+def _json(body: object, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    headers = {"cache-control": "no-store", **(headers or {})}
+    return Response(msgspec.json.encode(body), status_code, headers, "application/json")
