@@ -28,7 +28,6 @@ def _spellings(secret: str) -> tuple[str, ...]:
 
 
 def scrub(text: str) -> str:
-    """Return `text` with every hidden secret replaced by MASK."""
     for secret in _hidden:
         if secret in text:
             text = text.replace(secret, MASK)

@@ -33,10 +33,7 @@ Attempt = tuple[str, str | SyncError]
 
 
 def try_connections(settings: Settings) -> Iterator[Attempt]:
-    """Try the state database, each catalog, each table's Delta log and Iceberg table, each pattern, and Spark.
-
-    The state database is created if it is missing; nothing else is written. Raises StateStoreAway if it cannot be read.
-    """
+    """Try whatever the settings lead to. Writes nothing but a missing state database. Raises StateStoreAway."""
     with open_parts(settings) as parts:
         yield _attempt("state database", partial(_try_state, parts))
         found, troubles = with_found_tables(settings)

@@ -64,10 +64,7 @@ def replacing(console: Console) -> Iterator[None]:
 def print_statuses(
     console: Console, statuses: Sequence[TableStatus], lines: Sequence[str] = (), *, wide: bool = False
 ) -> None:
-    """Print `lines` about the daemon, a count of tables by state, and the tables, the worst first.
-
-    Off a terminal, print one line with all of it for each table, and the `lines` on standard error.
-    """
+    """Print `lines`, a count by state and the tables. Off a terminal: a line for each table, and `lines` on stderr."""
     if not console.is_terminal:
         for line in lines:
             print(printable(line), file=sys.stderr)
@@ -154,7 +151,7 @@ def _or_dash(value: int | None) -> str:
 
 
 def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
-    """Format the lag in versions and, in parentheses, in time. `seconds` formats the time."""
+    """The lag in versions and, in parentheses, in time."""
     if status.lag_versions is None:
         return f"unknown since {status.checked_at}" if status.checked_at else "-"
     if status.lag_versions <= 0:

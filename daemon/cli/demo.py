@@ -67,11 +67,7 @@ HEADER = (*COLUMNS, "positions", "files", "seconds", "vectors", "seconds")
 
 
 def run_demo(folder: Path) -> int:
-    """Create the tables in `folder` (replacing those of an earlier demo) and print a line for each version.
-
-    Returns 0 if all readers agree with Delta, else 1. Raises `ConfigInvalid` if the folder holds something else, or if
-    Polars is not installed.
-    """
+    """Make the tables in `folder`, in place of an earlier demo's. Returns 1 if a reader differs."""
     _clear(folder)
     console = Console()
     # Without this, Polars warns about the planner that it uses anyway.
@@ -158,7 +154,6 @@ def _play(spark: SparkSession, parts: Parts, source: str) -> Iterator[tuple[str,
 
 
 def _read_all(spark: SparkSession, table: IcebergTable, schema: pa.Schema) -> dict[str, pa.Table]:
-    """All rows as each reader returns them."""
     try:
         import polars  # noqa: PLC0415 - only the demo and the tests need it
     except ImportError as error:

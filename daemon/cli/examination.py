@@ -131,7 +131,7 @@ def verify(
 
 @contextmanager
 def _opened_table(context: typer.Context, config: Path | None, name: str) -> Iterator[tuple[TableContext, Table]]:
-    """Load the Iceberg table called `name`, to read it beside a running daemon. Errors inside are reported."""
+    """Load an Iceberg table, to read it beside a running daemon. Errors inside are reported."""
     from daemon.cli.tables import find_table  # noqa: PLC0415
     from daemon.service.assembly import open_parts  # noqa: PLC0415
     from daemon.sync.context import as_sync_errors  # noqa: PLC0415

@@ -68,11 +68,7 @@ defaults:
 
 
 def write_configuration(path: Path, places: Iterable[str], report: Callable[[str], None]) -> None:
-    """Examine the Delta tables in `places` and write a configuration for them to `path`. `report` gets lines to print.
-
-    Raises ConfigInvalid if `path` already exists or cannot be written, or if a place has no table. Raises
-    ObjectStoreAway. After an error nothing has been written.
-    """
+    """Examine the tables in `places` and write a configuration, or nothing. Raises ConfigInvalid, ObjectStoreAway."""
     if os.path.lexists(path):
         raise _already_exists(path)
     if not path.absolute().parent.is_dir():
@@ -100,7 +96,7 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
 
 
 def _examine(settings: Settings, found: Found, items: Sequence[Item], report: Callable[[str], None]) -> Counter[str]:
-    """Examine each table, report the findings, and add refusals to the items. Returns a count of tables by verdict."""
+    """Examine each table, report the findings, and add refusals to the items. Returns the verdicts."""
     for item in items:
         if item.is_pattern:
             item.remarks.append(f"Matching tables now: {list(found.patterns.values()).count(item.source)}.")

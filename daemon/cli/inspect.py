@@ -60,7 +60,6 @@ def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
 
 
 def file_lines(found: FileDetail) -> Iterator[str]:
-    """Describe one data file, with the ranges of its deleted positions."""
     yield from _file_lines(found.file)
     yield f"  size: {decimal(found.size_bytes)}"
     if found.partition:

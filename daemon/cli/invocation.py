@@ -52,10 +52,7 @@ def load(
     quiet: bool = False,
     ask_pyiceberg: bool = False,
 ) -> Settings:
-    """The settings; those of the environment alone if `optional` and no file is named or there.
-
-    `quiet` is for a command that prints its result: its log goes to standard error, warnings and above.
-    """
+    """`optional`: without a file, those of the environment. `quiet`: for a command that prints a result, log to stderr."""
     from daemon.config.load import load_settings  # noqa: PLC0415
 
     path = config_path(context, config)

@@ -75,7 +75,6 @@ def _maintain(
     *,
     alone: bool,
 ) -> None:
-    """Do `work` for each of the named tables, and print its `lines`."""
     from daemon.cli.operations import maintain_tables  # noqa: PLC0415
 
     failed = False

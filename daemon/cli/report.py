@@ -59,10 +59,7 @@ def find_statuses(
 
 
 def ask_for_tables(settings: Settings) -> Report:
-    """Ask the daemon of these settings for all its tables. Nothing is raised.
-
-    It may have another address than that of the settings: one of its environment, or of a former configuration.
-    """
+    """Ask the daemon of these settings, or the holder of the lease if that has another address. Nothing is raised."""
     configured = settings.health
     report = Report(None, [NO_DAEMON_KNOWN])
     if configured.port != 0:
@@ -78,7 +75,6 @@ def ask_for_tables(settings: Settings) -> Report:
 
 
 def find_address(settings: Settings) -> HealthSettings | None:
-    """Return where the holder of the lease answers, if the state database has that."""
     address = None
     # What is wrong with the database is said by whoever needs it.
     with suppress(SyncError), open_store(settings, reads_only=True) as store:

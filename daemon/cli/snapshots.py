@@ -50,7 +50,6 @@ def choice_lines(choice: Choice) -> Iterator[str]:
 
 
 def table_lines(shown: ShownTable) -> Iterator[str]:
-    """Describe what the table shows now, with the readers' lines. Nothing in them is wrapped or cut."""
     yield f"{shown.name}: {shown.target} in the catalog {shown.catalog}, Iceberg format version {shown.format_version}"
     yield f"  metadata  {shown.metadata_location}"
     snapshot = shown.snapshot

@@ -45,10 +45,7 @@ class GoneTable:
 
 
 def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -> list[GoneTable]:
-    """Return the tables that are gone: those that `wanted` names, and by default or by `*` those that have vanished.
-
-    `settings` is `configured` with the tables that patterns find. Raises StateStoreAway.
-    """
+    """Return the gone tables that `wanted` names, and by default or by `*` those that have vanished."""
     with open_store(settings, reads_only=True) as store:
         return [
             each
@@ -77,11 +74,7 @@ def _gone_among(settings: Settings, records: Iterable[TableRecord]) -> list[Tabl
 
 
 def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings]:
-    """Return the tables with these names, or all tables of our share if `wanted` is empty.
-
-    A `*` stands for any part of the names of our share's tables. Raises ConfigInvalid for unknown names, and for tables
-    of other shares.
-    """
+    """Return the tables that `wanted` names, or all of our share. Raises ConfigInvalid for others."""
     known, share = {table.name: table for table in settings.tables}, settings.share
     _check_gone(settings, [name for name in wanted if name not in known and "*" not in name])
     own = [name for name, table in known.items() if share.owns(table.target)]
@@ -272,10 +265,7 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
 
 
 def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) -> list[TableRecord]:
-    """Return the tables that are gone, all or those `wanted`.
-
-    Raises ConfigInvalid for a table that is still followed or unknown, and StateUnavailable.
-    """
+    """Return the gone tables, all or those `wanted`. Raises ConfigInvalid for one that is followed or unknown."""
     gone = {record.name: record for record in _gone_among(settings, store.list_tables())}
     unmatched = [each for each in wanted if not any(_stands_for(each, name) for name in gone)]
     configured = (table.name for table in settings.tables if table.name not in gone)
@@ -293,10 +283,7 @@ def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) ->
 
 
 def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:
-    """Return the last syncs of the one table that `name` stands for, the newest first.
-
-    Raises ConfigInvalid if it stands for none or for several, StateStoreAway.
-    """
+    """Return the last syncs of one table, the newest first. Raises ConfigInvalid if `name` stands for several."""
     configured = [table.name for table in settings.tables if not table.is_pattern]
     with open_store(settings, reads_only=True) as store:
         ids = {record.name: record.id for record in store.list_tables()}

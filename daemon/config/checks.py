@@ -154,7 +154,6 @@ def _folders_around(location: str) -> Iterator[str]:
 
 
 def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:
-    """Find the faults of `table`, which a pattern of `settings` matched."""
     alone = settings.model_copy(update={"tables": (table,)})
     return list(_places_that_vacuum_cleans(Readable(alone, {"tables": (table.name,)}, frozenset())))
 

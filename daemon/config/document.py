@@ -37,7 +37,6 @@ _OPEN_BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow ma
 
 
 def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
-    """Say what is wrong, and what to do about it."""
     # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
     problem = error.problem or error.context or ""
     context, line = error.context or "", error.context_mark.line + 1 if error.context_mark else "?"

@@ -59,7 +59,6 @@ def fault_line(fault: ErrorDetails) -> str:
 
 
 def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that may stand where `place` does."""
     model: Any = Settings
     for part in place[:-1]:
         if isinstance(part, str):

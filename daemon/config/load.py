@@ -43,10 +43,7 @@ def load_settings(path: Path, text: str | None = None, *, ask_pyiceberg: bool = 
 
 
 def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
-    """Return settings of which these sections are valid, and whether all others are, too.
-
-    Raises ConfigInvalid with all faults if one of them concerns these sections, or may.
-    """
+    """Return the settings, and whether all are valid. Raises ConfigInvalid if a fault may concern these sections."""
     readable, faults = _read(path, None)
     places = [re.split(r"__|\W", fault.removeprefix(ENV_PREFIX), maxsplit=1)[0].lower() for fault in faults]
     # An unknown key may be a section that is spelled wrong.
@@ -84,7 +81,6 @@ def _with_dotted_auths(document: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with the values of the variables, which override those of the file."""
     merged = dict(document)
     for key, value in variables.items():
         below = merged.get(key)
@@ -132,10 +128,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> Readable | None:
 def _without(
     document: dict[str, Any], places: Iterable[tuple[int | str, ...]]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return a copy of the document without these places, and the keys that it lacks.
-
-    If a place is missing, or inside a list, the key around it is left out.
-    """
+    """Return the document without these places, or without the key around a missing one, and the keys it lacks."""
     paths = set()
     for place in places:
         value: Any = document

@@ -19,7 +19,6 @@ def masked(text: str) -> str:
 
 
 def find_secrets(key: str, value: object) -> Iterator[str]:
-    """Yield each text below `key` that is or may be a secret."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from find_secrets(str(name), inner)

@@ -118,8 +118,6 @@ class LimitsSettings(_Frozen):
 
 
 class _TableOptions(_Frozen):
-    """The keys that `defaults` and each table can set."""
-
     catalog: str = ""
     """A name under `catalogs`. Not needed if there is only one catalog."""
     poll_interval_s: Annotated[float, Duration] = Field(10.0, alias="poll_interval", ge=0.1, le=DAY_S)
@@ -155,7 +153,6 @@ class _TableOptions(_Frozen):
         return self.int96_overflow == "follow"
 
     def is_tagged(self, version: int) -> bool:
-        """Return whether the snapshot that shows this Delta version gets a tag."""
         return self.tag_every is not None and version % self.tag_every == 0
 
 

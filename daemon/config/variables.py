@@ -54,7 +54,6 @@ def read_variables(faults: list[str]) -> dict[str, Any]:
 
 
 def _property(parts: list[str]) -> list[str]:
-    """Return the keys of a property: its name, and `file` if its value is a file's path."""
     in_file = parts[-1] == "file" and len(parts) > 1
     name = ".".join(parts[:-1] if in_file else parts)
     name = name if name in UNDERSCORED else name.replace("_", "-")

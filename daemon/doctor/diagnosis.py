@@ -91,10 +91,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 def diagnose(
     settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline, properties: Mapping[str, str]
 ) -> Diagnosis:
-    """Examine a Delta table: settings, protocol, columns and every file. `properties` are PyIceberg FileIO properties.
-
-    A fault of the table is a finding. Temporary faults are raised (`Retryable`), and `LogMissing`.
-    """
+    """Examine a Delta table. Its faults are findings; raised are Retryable and LogMissing."""
     try:
         with Runner(pipeline, settings.engine).open_state(log, FileIOStorage(properties)) as state:
             return _diagnose(settings, state, properties)
@@ -154,10 +151,7 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
 
 
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
-    """Translate each column by itself, so that one refused column does not hide the others.
-
-    Returns the schema of the accepted columns, the physical names of the refused columns, and the findings.
-    """
+    """Translate each column by itself. Returns the accepted ones' schema, the refused ones' physical names, and findings."""
     try:
         struct = parse_struct(metadata.schema_string)
     except SyncError as error:
@@ -184,7 +178,6 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
 
 
 def _with_fields(metadata: Metadata, fields: Sequence[Mapping[str, Any]]) -> Metadata:
-    """Return the metadata of a table with only these fields."""
     names = {field["name"] for field in fields}
     return msgspec.structs.replace(
         metadata,
@@ -284,7 +277,6 @@ def _flat(kind: IcebergType) -> list[IcebergType]:
 
 
 def as_lines(diagnosis: Diagnosis) -> Sequence[str]:
-    """Format the diagnosis as text, one finding in each line."""
     at = "" if diagnosis.version is None else f" at version {diagnosis.version}"
     lines = [f"{diagnosis.source}{at}: {'can be followed' if diagnosis.is_followed else 'would be refused'}"]
     for finding in sorted(diagnosis.findings, key=lambda finding: list(Verdict).index(finding.verdict)):

@@ -44,7 +44,6 @@ class Examination:
         self.refused.setdefault((message, hint), path)
 
     def add(self, other: Examination) -> None:
-        """Count other files of the same table."""
         self.files += other.files
         self.physical_rows += other.physical_rows
         self.files_with_deletions += other.files_with_deletions

@@ -65,7 +65,6 @@ class LakeDiagnosis(msgspec.Struct, frozen=True):
 
 
 def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiagnosis:
-    """Summarize the diagnosis, or the error, of each source."""
     tables = tuple(each for _, each in examined if isinstance(each, Diagnosis))
     followed = [table for table in tables if table.is_followed]
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -100,7 +99,7 @@ def _by_weight(item: tuple[object, list[str]]) -> tuple[int, object]:
 
 
 def lines_on(source: str, examined: Diagnosis | SyncError, *verdicts: Verdict) -> Sequence[str]:
-    """Format what came of one table as text, with the findings of these verdicts."""
+    """What was found of one table, with the findings of these verdicts only."""
     if isinstance(examined, SyncError):
         return [f"{source}: could not be examined: {examined.kind}: {examined}", f"  {examined.hint}"]
     findings = tuple(finding for finding in examined.findings if finding.verdict in verdicts)
@@ -108,7 +107,6 @@ def lines_on(source: str, examined: Diagnosis | SyncError, *verdicts: Verdict) -
 
 
 def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
-    """Format the summary as text."""
     patterns = [each.source for each in lake.unexamined if "*" in each.source]
     unexamined = [each.source for each in lake.unexamined if "*" not in each.source]
     count, syncs = len(lake.tables) + len(unexamined), lake.first_syncs

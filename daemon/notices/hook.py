@@ -47,10 +47,7 @@ class HookCounts(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Line:
-    """The messages of one table that wait, the oldest first, and when the first one is due.
-
-    `attempts` are those of the first message, `failures` those since the last success.
-    """
+    """A table's waiting messages. `attempts` are the first message's, `failures` those since the last success."""
 
     messages: deque[Message] = field(default_factory=deque)
     attempts: int = 0

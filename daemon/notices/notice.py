@@ -40,7 +40,6 @@ class JoinedNotices(msgspec.Struct, frozen=True):
 
 
 def make_notice(event: NoticeKind, record: TableRecord, text: str, clock: Clock, hint: str | None = None) -> Notice:
-    """Make a notice about the table of `record`."""
     return Notice(
         event=event,
         table=record.name,

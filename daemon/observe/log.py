@@ -142,7 +142,6 @@ class _Levels(logging.Filter):
 
 
 def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:
-    """Put `table` and `cycle_id` on every line logged inside, by any package."""
     return structlog.contextvars.bound_contextvars(table=table, cycle_id=cycle_id)
 
 

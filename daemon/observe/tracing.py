@@ -32,7 +32,7 @@ class Span:
     is_news: bool = False
 
     def report(self, figures: Mapping[str, str | int | bool | None]) -> None:
-        """Tell what was done. Figures that are None are left out."""
+        """Note what was done. Figures that are None are left out."""
         self.attributes |= {key: value for key, value in figures.items() if value is not None}
         self.is_news = True
 

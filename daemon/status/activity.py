@@ -62,7 +62,6 @@ class Activity:
         self._steps.labels(step).observe(seconds)
 
     def expect(self, table: str) -> None:
-        """The table is followed from now on."""
         with self._lock:
             self._gone.discard(table)
 
@@ -74,6 +73,5 @@ class Activity:
                 counter.remove_by_labels({"table": table})
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as a Prometheus collector gives them."""
         for each in (self._syncs, self._failures, self._events, self._steps, *self._amounts.values()):
             yield from each.collect()

@@ -123,7 +123,7 @@ class Board:
             self._tables = dict(ordered)
 
     def set_unready(self, topic: Topic, reasons: Sequence[Unready]) -> None:
-        """Say why the daemon as a whole is not ready. The reasons replace those of the same topic."""
+        """The reasons replace those of the same topic."""
         with self._lock:
             self._troubles[topic] = list(reasons)
 
@@ -138,7 +138,6 @@ class Board:
             self._excused = names
 
     def show_others(self, others: Mapping[str, Share]) -> None:
-        """Remember which share follows each of the tables that we do not follow, by name."""
         with self._lock:
             self._others = dict(others)
 

@@ -96,10 +96,7 @@ class FileDetail(msgspec.Struct, frozen=True):
 
 
 def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> TableDeletions:
-    """Describe the table's deletions, with at most `rows_max` rows in each list.
-
-    Reads the deletion vectors of the listed files, one after the other. Raises SyncError, StateUnavailable.
-    """
+    """Describe the table's deletions; each list has at most `rows_max` rows. Raises SyncError, StateUnavailable."""
     record, schema = _synced(context), shape_of(table, context.settings).table
     counts = context.store.count(record.id)
     found = context.store.find_deletions(record.id, rows_max=rows_max)
@@ -120,10 +117,7 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
 
 
 def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: int) -> FileDetail:
-    """Describe one live data file: its URI, a local path, or a path below the Delta table.
-
-    Raises ObjectMissing if the table shows no such file, and as `inspect_table` does.
-    """
+    """Describe one live data file, by its URI or its path below the Delta table. Raises ObjectMissing without one."""
     record = _synced(context)
     spellings = {path, f"{context.location}/{path}", normalize_location(path)}
     file = next(iter(context.store.find_live_files(record.id, spellings).values()), None)
@@ -214,7 +208,6 @@ def strip_of(chunks: Iterable[array[int]], rows: int) -> tuple[float, ...]:
 
 
 def _first_ranges(chunks: Iterable[array[int]], ranges_max: int) -> list[tuple[int, int]]:
-    """Return up to `ranges_max` ranges of consecutive positions."""
     ranges: list[tuple[int, int]] = []
     for chunk in chunks:
         for position in chunk:

@@ -89,7 +89,6 @@ class _Line:
 
 
 def show_table(name: str, table: Table) -> ShownTable:
-    """Return what the table called `name` shows now."""
     current = next((each for each in list_snapshots(table) if each.is_current), None)
     return ShownTable(
         name=name,
@@ -146,10 +145,7 @@ def choose_by_version(table: Table, version: int) -> Choice:
 
 
 def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
-    """Choose the snapshot of the newest Delta version that was committed at or before `at_ms`, epoch, UTC.
-
-    Asks Delta's log for the times of versions that have no snapshot of their own. Raises SyncError if it is away.
-    """
+    """Choose the snapshot of the newest Delta version as of `at_ms`, epoch, UTC. Raises SyncError if the log is away."""
     lines = _current_log(_lines(table))
     number = next((number for number, line in enumerate(lines) if line.timestamp_ms <= at_ms), None)
     if number is None:
@@ -177,7 +173,6 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
 
 
 def read_lines_of(table: Table, snapshot_id: int | None = None) -> dict[str, str]:
-    """Return a line for each reader that reads the snapshot of this table, or the current one."""
     return read_lines(
         table.catalog.name,
         table.name(),

@@ -183,10 +183,7 @@ NOT_FOLLOWED = "TableGone"
 
 
 def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *, is_vanished: bool) -> TableStatus:
-    """The status of a table in the state database that no entry or pattern of the configuration leads to any more.
-
-    With `is_vanished`, a pattern would find it if its folder were there.
-    """
+    """The status of a table that nothing leads to any more. `is_vanished`: a pattern would if its folder were there."""
     if is_vanished:
         message = "its folder is gone, or holds no Delta table any more"
         hint = "If the folder was moved, or its volume is not mounted, bring it back, and dvsync continues."

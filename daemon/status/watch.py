@@ -50,7 +50,6 @@ class Watch:
             self._seen[record.id] = replace(seen, metadata_location=None) if repeats_synced else seen
 
     def look(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
-        """Compare the tables as the board shows them, and their rows in the state store."""
         shown, former = {status.name: status for status in statuses}, self._seen
         self._seen = {}
         for record in records:
@@ -78,7 +77,6 @@ def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
 
 
 def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple[NoticeKind, str, str | None]]:
-    """Yield each event with a text and a hint."""
     error = status.error
     if after.trouble not in (None, before.trouble) and error:
         text = f"{error.kind}: {error.message}"

@@ -32,12 +32,11 @@ def count_states(statuses: Sequence[TableStatus]) -> str:
 
 
 def size_text(size_bytes: int | None) -> str:
-    """A size for people, in powers of ten."""
     return "unknown size" if size_bytes is None else decimal(size_bytes)
 
 
 def paused_text(pause: Pause | PauseStatus) -> str:
-    """A pause in one line, as the end of a sentence about the table."""
+    """How it goes on after the table's name, as do the following ones."""
     if isinstance(pause, Pause):
         pause = pause_status(pause)
     until = f", until {pause.until}" if pause.until else ""
@@ -46,20 +45,16 @@ def paused_text(pause: Pause | PauseStatus) -> str:
 
 
 def resync_text(status: TableStatus) -> str:
-    """What a wanted resync waits for, as the end of a sentence about the table."""
     return next_resync(status.name, is_held=status.state in (SyncState.PAUSED, SyncState.PARKED))
 
 
 def differences_text(differences: Mapping[str, int]) -> str:
-    """The differences in one line: how many of each kind."""
     return ", ".join(f"{fault} ({count:,})" for fault, count in differences.items())
 
 
 def unverified_text(error: ErrorStatus) -> str:
-    """A verification that failed, in one line, as the end of a sentence about the table."""
     return f"cannot be verified since {error.since}: {error.kind}: {error.message}"
 
 
 def differing_text(proof: ProofStatus) -> str:
-    """What a verification found, as the end of a sentence about the table."""
     return f"differs from Delta, found {proof.at}: {differences_text(proof.differences)}"

@@ -34,7 +34,6 @@ def as_otlp(
 
 
 def _convert(family: Family, started_ns: int, now_ns: int) -> Iterator[Metric]:
-    """Yield nothing for a family without a series."""
     if not family.samples:
         return
     if family.type == "histogram":

@@ -66,7 +66,6 @@ class Telemetry:
         self._tracer = self._provider.get_tracer(SCOPE, version("dvsync"))
 
     def send(self, span: Span) -> None:
-        """Send a piece of work with its steps soon."""
         self._start(span, Context())
 
     def report(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -94,7 +93,6 @@ class Telemetry:
         self._run("metrics", work)
 
     def begin_to_close(self) -> None:
-        """Send what waits, and the metrics once more."""
         self._closing.set()
         self._run("traces", self._provider.shutdown)
 

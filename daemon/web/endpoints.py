@@ -175,7 +175,6 @@ class Api:
 
 
 def _refuse(request: Request, token: str | None) -> Response | None:
-    """Return the answer to a request without the right token."""
     if token is None:
         hint = "Set health.token and send it as `Authorization: Bearer …`, or use the command line."
         return _problem(403, "the API only answers questions here: no token is configured", hint)

@@ -57,7 +57,6 @@ class Query:
         )
 
     def encode(self) -> str:
-        """The query of an address that asks for the same."""
         asked = {
             "q": self.text,
             "state": self.state,
@@ -68,7 +67,6 @@ class Query:
         return urlencode({name: value for name, value in asked.items() if value})
 
     def at(self, page: int) -> Query:
-        """Another page of the same list."""
         return replace(self, page=page)
 
 

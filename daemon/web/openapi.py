@@ -35,7 +35,6 @@ REFUSALS = {
 
 
 def make_document() -> dict[str, Any]:
-    """Return the document of OpenAPI 3.1."""
     types = [Liveness, Readiness, DaemonInfo, list[TableStatus], TableDetail, Accepted, Problem, PauseRequest]
     schemas, components = msgspec.json.schema_components(types, ref_template="#/components/schemas/{name}")
     alive, ready, daemon, tables, detail, accepted, problem, pause = schemas

@@ -123,7 +123,6 @@ def render_missing(name: str, reason: str, *, query: Query, daemon: DaemonInfo, 
 
 
 def _frame(query: Query, daemon: DaemonInfo, now_ms: int) -> dict[str, object]:
-    """What is around every page."""
     return {
         "stays": query.stays,
         "other_query": replace(query, stays=not query.stays).encode(),
