@@ -154,11 +154,10 @@ def sync(
                 raise
         if wait:
             waiting = [table for table in chosen if table.name not in failed]
-            for verdict in wait_for_version(
-                settings, waiting, min_version, deadline_s=deadline_s, is_named=bool(tables)
-            ):
-                codes.add(verdict.code)
-                say(verdict.text)
+            verdicts = wait_for_version(settings, waiting, min_version, deadline_s=deadline_s, is_named=bool(tables))
+            for code, text in verdicts:
+                codes.add(code)
+                say(text)
     raise typer.Exit(FAILED if FAILED in codes else max(codes))
 
 

@@ -94,7 +94,16 @@ def print_statuses(
 
 def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
     for status in statuses:
-        console.print(printable(_status_line(status)), soft_wrap=True, markup=False, highlight=False)
+        size, error = f" ({size_text(status.orphan_bytes)})" if status.orphans_waiting else "", status.error
+        line = (
+            f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
+            f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
+            f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
+            f" deleted={_or_dash(status.deleted_positions)} orphans={_or_dash(status.orphans_waiting)}{size}"
+            f" format={_or_dash(status.format_version)}"
+        )
+        words = [line, *_notes(status), *([f"error={error.kind}: {error.message} ({error.hint})"] if error else [])]
+        console.print(printable(" ".join(words)), soft_wrap=True, markup=False, highlight=False)
 
 
 def _cells(status: TableStatus, now: datetime) -> list[Text]:
@@ -119,19 +128,6 @@ def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
         row.add_column(width=width, justify="left" if name in LEFT_COLUMNS else "right", overflow="fold")
     row.add_row(*cells)
     return row
-
-
-def _status_line(status: TableStatus) -> str:
-    size = f" ({size_text(status.orphan_bytes)})" if status.orphans_waiting else ""
-    line = (
-        f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
-        f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
-        f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
-        f" deleted={_or_dash(status.deleted_positions)} orphans={_or_dash(status.orphans_waiting)}{size}"
-        f" format={_or_dash(status.format_version)}"
-    )
-    line = " ".join((line, *_notes(status)))
-    return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
 
 
 def _notes(status: TableStatus) -> Iterator[str]:

@@ -68,7 +68,14 @@ HEADER = (*COLUMNS, "positions", "files", "seconds", "vectors", "seconds")
 
 def run_demo(folder: Path) -> int:
     """Make the tables in `folder`, in place of an earlier demo's. Returns 1 if a reader differs."""
-    _clear(folder)
+    # Remove only what an earlier demo created. Its configuration file identifies it.
+    if folder.exists() and any(folder.iterdir()):
+        config = folder / "config.yaml"
+        if not config.exists() or not config.read_text().startswith(CONFIG.splitlines()[0]):
+            hint = "Choose another folder with --folder."
+            raise ConfigInvalid(f"{folder} is not empty and not from an earlier demo", hint=hint)
+        shutil.rmtree(folder)
+    folder.mkdir(parents=True, exist_ok=True)
     console = Console()
     # Without this, Polars warns about the planner that it uses anyway.
     os.environ.setdefault("POLARS_ICEBERG_PLANNER", "pyiceberg")
@@ -87,18 +94,6 @@ def run_demo(folder: Path) -> int:
         copied = sorted(file for file in files if source not in file)
         _print_next_steps(console, folder, tables, copied)
     return 0 if is_right and not copied else 1
-
-
-def _clear(folder: Path) -> None:
-    # Remove only what an earlier demo created. Its configuration file identifies it.
-    if folder.exists() and any(folder.iterdir()):
-        config = folder / "config.yaml"
-        if not config.exists() or not config.read_text().startswith(CONFIG.splitlines()[0]):
-            raise ConfigInvalid(
-                f"{folder} is not empty and not from an earlier demo", hint="Choose another folder with --folder."
-            )
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True, exist_ok=True)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import os
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -134,20 +134,16 @@ def _load(path: Path, items: Sequence[Item]) -> Settings:
 
 
 def _text(items: Iterable[Item]) -> str:
-    lines = [line for item in items for line in _lines_of(item)]
+    lines: list[str] = []
+    for item in items:
+        for remark in item.remarks:
+            lines += WRAPPER.wrap("".join(sign if sign.isprintable() else " " for sign in remark))
+        mark = "# " if item.is_refused else ""
+        local = item.source.removeprefix("file://")
+        lines.append(f"  {mark}- source: {_scalar(item.source if '://' in local else local)}")
+        lines.append(f"  {mark}  target: {_scalar(item.target)}")
     key = "tables:" if any(not item.is_refused for item in items) else "tables: []"
     return "\n".join([f"{HEAD}{key}", *lines, ""])
-
-
-def _lines_of(item: Item) -> Iterator[str]:
-    """Yield the YAML lines of an item. A refused item becomes a comment."""
-    for remark in item.remarks:
-        printable = "".join(sign if sign.isprintable() else " " for sign in remark)
-        yield from WRAPPER.wrap(printable)
-    mark = "# " if item.is_refused else ""
-    local = item.source.removeprefix("file://")
-    yield f"  {mark}- source: {_scalar(item.source if '://' in local else local)}"
-    yield f"  {mark}  target: {_scalar(item.target)}"
 
 
 def _scalar(text: str) -> str:

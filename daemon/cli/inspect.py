@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from math import ceil
 
 from rich.filesize import decimal
@@ -19,11 +19,6 @@ STORAGE = {
     "i": "inline in Delta's log",
     "?": "unknown until states are compared",
 }
-
-
-def strip_line(strip: Sequence[float]) -> str:
-    """Draw a file's deleted rows: `·` for a part without deletions, and a block that grows with the deleted share."""
-    return "".join(BLOCKS[min(len(BLOCKS), ceil(share * len(BLOCKS))) - 1] if share else "·" for share in strip)
 
 
 def table_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
@@ -86,7 +81,9 @@ def _file_lines(file: FileDeletions) -> Iterator[str]:
     yield f"  {file.path}"
     yield f"    {_share(file.deleted, file.rows)}"
     if file.strip:
-        yield f"    {strip_line(file.strip)}"
+        # `·` for a part without deletions, and a block that grows with the deleted share.
+        blocks = (BLOCKS[min(len(BLOCKS), ceil(share * len(BLOCKS))) - 1] if share else "·" for share in file.strip)
+        yield f"    {''.join(blocks)}"
 
 
 def _share(deleted: int, rows: int) -> str:

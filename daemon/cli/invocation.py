@@ -52,7 +52,7 @@ def load(
     quiet: bool = False,
     ask_pyiceberg: bool = False,
 ) -> Settings:
-    """`optional`: without a file, those of the environment. `quiet`: for a command that prints a result, log to stderr."""
+    """`optional`: without a file, those of the environment. `quiet`: for a command with a result, log to stderr."""
     from daemon.config.load import load_settings  # noqa: PLC0415
 
     path = config_path(context, config)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -138,24 +138,20 @@ def select_names(
         if not matching:
             unknown.append(name)
     if unknown:
-        raise _no_such_table(unknown, {*listed, *known}, what)
+        names = sorted({*listed, *known})
+        close = [near for name in unknown for near in get_close_matches(name, names)]
+        if close:
+            hint = f"Did you mean {' or '.join(dict.fromkeys(close))}? `dvsync status` lists all tables."
+        elif len(names) <= LISTED_MAX:
+            hint = f"The {what} are {', '.join(names)}." if names else f"There are no {what}."
+        else:
+            hint = f"`dvsync status` lists the {len(names)} {what}."
+        raise ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
     return list(selected)
 
 
 def _stands_for(wanted: str, name: str) -> bool:
     return wanted == name or ("*" in wanted and fnmatchcase(name, wanted))
-
-
-def _no_such_table(unknown: Sequence[str], known: Collection[str], what: str) -> ConfigInvalid:
-    names = sorted(known)
-    close = [near for name in unknown for near in get_close_matches(name, names)]
-    if close:
-        hint = f"Did you mean {' or '.join(dict.fromkeys(close))}? `dvsync status` lists all tables."
-    elif len(names) <= LISTED_MAX:
-        hint = f"The {what} are {', '.join(names)}." if names else f"There are no {what}."
-    else:
-        hint = f"`dvsync status` lists the {len(names)} {what}."
-    return ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
 
 
 def refused_tables(settings: Settings) -> Iterator[str]:
@@ -183,7 +179,13 @@ def targets_that_may_be_one(settings: Settings) -> Iterator[str]:
     for table in settings.tables:
         if table.is_pattern:
             continue
-        catalog = _as_told_apart(table.catalog, settings.catalogs.get(table.catalog, {}))
+        # What differs between two catalogs. The tables of an SQL catalog are those of its name.
+        properties = settings.catalogs.get(table.catalog, {})
+        kind = (properties.get("type") or properties.get("uri", "")).lower()
+        catalog: Hashable = table.catalog
+        if not kind.startswith(NAMED_CATALOGS):
+            own = {key: value for key, value in properties.items() if not key.startswith(FILE_PREFIXES)}
+            catalog = frozenset((key, _address(value)) for key, value in own.items())
         # Whether the catalog ignores case is unknown.
         other = seen.setdefault((catalog, table.target.lower()), table)
         if other is not table:
@@ -192,14 +194,6 @@ def targets_that_may_be_one(settings: Settings) -> Iterator[str]:
                 f"{other.target} in the catalog {other.catalog}, the target of {other.name}; if so, the second one to "
                 "commit is parked"
             )
-
-
-def _as_told_apart(name: str, properties: Mapping[str, str]) -> Hashable:
-    """What differs between two catalogs. The tables of an SQL catalog are those of its name."""
-    kind = (properties.get("type") or properties.get("uri", "")).lower()
-    if kind.startswith(NAMED_CATALOGS):
-        return name
-    return frozenset((key, _address(value)) for key, value in properties.items() if not key.startswith(FILE_PREFIXES))
 
 
 def _address(text: str) -> str:

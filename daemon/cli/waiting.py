@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from daemon.cli.probe import ask_to_sync
 from daemon.clock import SystemClock
@@ -26,12 +25,8 @@ CATALOG_INTERVAL_S = 1.0
 SHOWN, FAILED, TIMED_OUT = 0, 1, 3
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How the wait for a table ended. `code` is one of the exit codes SHOWN, FAILED and TIMED_OUT."""
-
-    code: int
-    text: str
+# How the wait for a table ended: one of these exit codes, and a text.
+Verdict = tuple[int, str]
 
 
 def wait_for_version(
@@ -50,7 +45,7 @@ def wait_for_version(
         for table in tables:
             wanted = _find_newest(settings, table, records) if min_version is None else min_version
             if wanted is None and not is_named:
-                yield Verdict(SHOWN, f"{table.name}: waits for a Delta table at {table.source}")
+                yield SHOWN, f"{table.name}: waits for a Delta table at {table.source}"
             else:
                 # Any version will do if only a listing would tell the newest.
                 waiting[table.name] = (table, wanted or 0)
@@ -101,18 +96,18 @@ def _judge(
     """Return the verdict by the record, and by the `fault` of the Iceberg table; None while waiting may help."""
     synced, error = (record.synced_version, record.error) if record else (None, None)
     if record and error and has_lost_log(record):
-        return Verdict(FAILED, f"{name}: gone: {error.message}\n  {error.hint}")
+        return FAILED, f"{name}: gone: {error.message}\n  {error.hint}"
     if synced is not None and synced >= wanted and not fault:
-        return Verdict(SHOWN, f"{name}: shows version {synced}")
+        return SHOWN, f"{name}: shows version {synced}"
     shown = fault or f"{'shows nothing yet' if synced is None else f'shows version {synced}'}, not {wanted}"
     if pause := record.pause_at(now_ms) if record else None:
         held = f"{paused_text(pause)}; `dvsync resume {name}` resumes it"
-        return Verdict(FAILED, f"{name}: {shown}; {held}")
+        return FAILED, f"{name}: {shown}; {held}"
     because = f": {error.kind}: {error.message}\n  {error.hint}" if error else ""
     if error and error.parked:
-        return Verdict(FAILED, f"{name}: parked, and {shown}{because}")
+        return FAILED, f"{name}: parked, and {shown}{because}"
     if fault and not error:
         because = (
             f"\n  The daemon checks the table within ten minutes; `dvsync resync {name}` repairs it without the wait."
         )
-    return Verdict(TIMED_OUT, f"{name}: timed out: {shown}{because}") if is_late else None
+    return (TIMED_OUT, f"{name}: timed out: {shown}{because}") if is_late else None

@@ -151,7 +151,7 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
 
 
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
-    """Translate each column by itself. Returns the accepted ones' schema, the refused ones' physical names, and findings."""
+    """Translate each column by itself. Returns the accepted ones' schema, the refused ones' names, and findings."""
     try:
         struct = parse_struct(metadata.schema_string)
     except SyncError as error:
