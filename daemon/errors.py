@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from shlex import quote
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
@@ -74,13 +74,8 @@ class SyncError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
-        places: dict[str, Any] = {
-            "table": self.table,
-            "version": self.version,
-            "path": self.path,
-            "offset": self.offset,
-        }
-        return partial(type(self), self.message, hint=self.hint, **places), ()
+        fields = {name: getattr(self, name) for name in ("hint", "table", "version", "path", "offset")}
+        return partial(type(self), self.message, **fields), ()
 
 
 class Retryable(SyncError):

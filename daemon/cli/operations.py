@@ -77,7 +77,7 @@ def sync_tables(
         vanished = [each for each in gone if each.is_vanished]
         for each in vanished:
             remember_vanished(parts.store, each.record, parts.clock.now_ms())
-        board.show_gone([each.status for each in vanished])
+        board.gone = [each.status for each in vanished]
         watch.look(board.statuses(), parts.store.list_tables())
         for table in tables:
             board.add(table)

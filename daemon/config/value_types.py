@@ -66,16 +66,14 @@ def with_dotted_auth(properties: object) -> object:
                     flat[f"auth.{name}"] = inner
         else:
             flat[key] = value
+    for key in SCOPES:
+        scopes = flat.get(key)
+        if isinstance(scopes, list) and all(isinstance(each, str) for each in scopes):
+            flat[key] = " ".join(scopes)
     return {
-        key.replace("-", "_") if isinstance(key, str) and key.startswith("auth.") else key: _joined_scopes(key, value)
+        key.replace("-", "_") if isinstance(key, str) and key.startswith("auth.") else key: value
         for key, value in flat.items()
     }
-
-
-def _joined_scopes(key: object, value: object) -> object:
-    if key in SCOPES and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return " ".join(value)
-    return value
 
 
 def identifier(value: str) -> str:

@@ -91,7 +91,12 @@ class Hook:
                 self._thread.start()
             line = self._lines.setdefault(message.table, _Line())
             if message.event is NoticeKind.SYNCED:
-                self._leave_out_older(line)
+                # Whoever reads the newest metadata needs no older one. If it fails, too, it waits as that did.
+                if line.messages and line.messages[0].event is NoticeKind.SYNCED:
+                    line.attempts = 0
+                others = deque(each for each in line.messages if each.event is not NoticeKind.SYNCED)
+                self._waiting -= len(line.messages) - len(others)
+                line.messages = others
             elif self._waiting >= WAITING_MAX:
                 self._drop(message, f"{WAITING_MAX} others wait")
                 return
@@ -116,14 +121,6 @@ class Hook:
             with self._changed:
                 self._drop_all()
             self._receiver.kill()
-
-    def _leave_out_older(self, line: _Line) -> None:
-        """Whoever reads the newest metadata needs no older one. If it fails, too, it waits as the older one did."""
-        if line.messages and line.messages[0].event is NoticeKind.SYNCED:
-            line.attempts = 0
-        kept = deque(each for each in line.messages if each.event is not NoticeKind.SYNCED)
-        self._waiting -= len(line.messages) - len(kept)
-        line.messages = kept
 
     def _work(self) -> None:
         while batch := self._next():

@@ -9,6 +9,7 @@ import io
 import logging
 import sys
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TextIO
 
 import structlog
@@ -106,7 +107,7 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None, *, ha
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(console, stream)],
         )
     )
-    handler.addFilter(_Levels(logging.getLevelNamesMapping()[settings.level.upper()]))
+    handler.addFilter(partial(_is_logged, logging.getLevelNamesMapping()[settings.level.upper()]))
     if has_verdicts:
         handler.addFilter(_is_no_known_failure)
     root = logging.getLogger()
@@ -128,17 +129,11 @@ def _is_no_known_failure(record: logging.LogRecord) -> bool:
     return event.get("event") not in (SYNC_FAILED, TABLE_PARKED) or event.get("exc_info") is not None
 
 
-class _Levels(logging.Filter):
-    """Lowers the messages in REMARKS to debug level, and drops records below the configured level."""
-
-    def __init__(self, least: int) -> None:
-        super().__init__()
-        self._least = least
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if any(record.name == name and str(record.msg).startswith(start) for name, start in REMARKS):
-            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
-        return record.levelno >= self._least
+def _is_logged(least: int, record: logging.LogRecord) -> bool:
+    """Lower the messages in REMARKS to debug level, and refuse records below the level `least`."""
+    if any(record.name == name and str(record.msg).startswith(start) for name, start in REMARKS):
+        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return record.levelno >= least
 
 
 def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:

@@ -87,10 +87,13 @@ class Board:
         self._runs: dict[str, deque[SyncRun]] = {}
         self._s3_endpoints: dict[str, str | None] = {}
         self._troubles: dict[Topic, list[Unready]] = {}
-        self._gone: list[TableStatus] = []
+        # Tables that are no longer followed and were not forgotten.
+        self.gone: Sequence[TableStatus] = ()
         self.share = share
-        self._others: dict[str, Share] = {}
-        self._excused: Set[str] = set()
+        # Which share follows each of the tables that we do not follow, by name.
+        self.others: Mapping[str, Share] = {}
+        # That the logs of these tables are gone is not reported: their pattern already has a reason.
+        self.excused: Set[str] = set()
         self._beaten_at_s = clock.monotonic_s()
         self.started_at_ms = clock.now_ms()
 
@@ -126,24 +129,6 @@ class Board:
         """The reasons replace those of the same topic."""
         with self._lock:
             self._troubles[topic] = list(reasons)
-
-    def show_gone(self, gone: Sequence[TableStatus]) -> None:
-        """Show these tables, too, which are no longer followed and were not forgotten."""
-        with self._lock:
-            self._gone = list(gone)
-
-    def excuse(self, names: Set[str]) -> None:
-        """Do not report that the logs of these tables are gone: their pattern already has a reason."""
-        with self._lock:
-            self._excused = names
-
-    def show_others(self, others: Mapping[str, Share]) -> None:
-        with self._lock:
-            self._others = dict(others)
-
-    def find_owner(self, name: str) -> Share | None:
-        with self._lock:
-            return self._others.get(name)
 
     def add_runs(self, name: str, runs: Iterable[SyncRun]) -> None:
         """Show these syncs, too, the oldest first, unless the table was removed in the meantime."""
@@ -195,13 +180,13 @@ class Board:
         followed = [self._status(table, seen) for table, seen in self._observed()]
         shown = {status.name for status in followed}
         with self._lock:
-            return [*followed, *(status for status in self._gone if status.name not in shown)]
+            return [*followed, *(status for status in self.gone if status.name not in shown)]
 
     def find_status(self, name: str) -> TableStatus | None:
         with self._lock:
             table = self._tables.get(name)
             if table is None:
-                return next((status for status in self._gone if status.name == name), None)
+                return next((status for status in self.gone if status.name == name), None)
             seen = self._seen[name]
         return self._status(table, seen)
 
@@ -240,7 +225,7 @@ class Board:
             away = next((error for error in errors if error and error.kind == StateStoreAway.__name__), None)
             troubles += [Unready(None, f"the state database cannot be used: {away.message}")] if away else []
         # A share may have no table when there are few.
-        if not self._tables and not troubles and not self._others:
+        if not self._tables and not troubles and not self.others:
             return [Unready(None, "no tables are configured")]
         now_s = self._clock.monotonic_s()
         reasons, differing = [], []
@@ -257,7 +242,7 @@ class Board:
             return [(table, self._seen[name]) for name, table in self._tables.items()]
 
     def _unready(self, table: TableSettings, seen: Observation, status: TableStatus, now_s: float) -> str | None:
-        is_excused = status.state is SyncState.GONE and table.name in self._excused
+        is_excused = status.state is SyncState.GONE and table.name in self.excused
         if status.state is SyncState.PAUSED or is_excused:
             return None
         if status.state is SyncState.PARKED:

@@ -202,7 +202,7 @@ def _refuse_for(board: Board, name: str) -> Response | None:
 
 
 def _why_missing(board: Board, name: str) -> str:
-    owner = board.find_owner(name)
+    owner = board.others.get(name)
     return "no such table" if owner is None else f"the table belongs to share {owner}, and this daemon is {board.share}"
 
 

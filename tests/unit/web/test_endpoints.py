@@ -239,7 +239,7 @@ def test_no_tables_is_not_ready():
         assert reasons(server) == ["no tables are configured"]
         assert server.ask("/api/tables") == (200, [])
         # A share without a table is not.
-        server.board.show_others({"orders": Share(2, 2)})
+        server.board.others = {"orders": Share(2, 2)}
         assert reasons(server) == []
     finally:
         server.web.stop()
