@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -258,17 +259,17 @@ class SyncProgress(Progress):
         return TableProgress(self, name)
 
 
+@dataclass(frozen=True)
 class TableProgress:
     """One table's progress: one bar for each kind of work."""
 
-    def __init__(self, bars: Progress, name: str) -> None:
-        self._bars = bars
-        self._name = name
-        self._tasks: dict[str, TaskID] = {}
+    bars: Progress
+    name: str
+    tasks: dict[str, TaskID] = field(default_factory=dict)
 
     def advanced(self, done: int, total: int, what: str) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(f"{self._name}: {what}", total=total)
-        self._bars.update(self._tasks[what], completed=done, total=total)
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(f"{self.name}: {what}", total=total)
+        self.bars.update(self.tasks[what], completed=done, total=total)
         if done >= total:
-            self._bars.remove_task(self._tasks.pop(what))
+            self.bars.remove_task(self.tasks.pop(what))

@@ -63,7 +63,9 @@ def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
 def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     """Return what is valid in the document and the environment, if anything is, and all faults."""
     document, faults = read_document(path, text)
-    document = _merged(_with_dotted_auths(document), _with_dotted_auths(read_variables(faults)))
+    document = _merged(document, read_variables(faults))
+    if isinstance(catalogs := document.get("catalogs"), dict):
+        document["catalogs"] = {name: with_dotted_auth(each) for name, each in catalogs.items()}
     readable = _validate(document, faults)
     if readable is None:
         return None, faults
@@ -71,13 +73,6 @@ def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     readable = readable.dereferenced(folder, faults).resolved(folder)
     faults += find_faults(readable)
     return readable, faults
-
-
-def _with_dotted_auths(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    catalogs = document.get("catalogs")
-    if not isinstance(catalogs, dict):
-        return document
-    return {**document, "catalogs": {name: with_dotted_auth(each) for name, each in catalogs.items()}}
 
 
 def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:

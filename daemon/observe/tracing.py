@@ -84,28 +84,23 @@ def step(name: str) -> Iterator[Span]:
         yield span
 
 
+@dataclass(frozen=True)
 class Tracer:
     """Hands what was done to `send`, which must not wait. Without it, nothing is gathered."""
 
-    def __init__(self, clock: Clock, send: Callable[[Span], None] | None = None) -> None:
-        self._clock = clock
-        self._send = send
+    clock: Clock
+    send: Callable[[Span], None] | None = None
 
     @contextmanager
     def work(self, name: str, table: TableSettings, cycle_id: str) -> Iterator[Span]:
         """Gather a piece of work for a table. It is handed over if it failed, or if its `report` was called."""
         root = Span(name)
-        if self._send is None:
+        if self.send is None:
             yield root
             return
-        root.attributes = {
-            "table": table.name,
-            "source": table.source,
-            "target": table.target,
-            # The log's lines of this work have the same.
-            "cycle_id": cycle_id,
-        }
-        recorder = _Recorder(self._clock, root)
+        # The log's lines of this work have the same id.
+        root.attributes = {"table": table.name, "source": table.source, "target": table.target, "cycle_id": cycle_id}
+        recorder = _Recorder(self.clock, root)
         token = _recorder.set(recorder)
         try:
             with recorder.open(root):
@@ -113,4 +108,4 @@ class Tracer:
         finally:
             _recorder.reset(token)
             if root.is_news:
-                self._send(root)
+                self.send(root)

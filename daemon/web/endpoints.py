@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 
@@ -42,31 +43,24 @@ PAGE_POLICY = (
 )
 
 
+@dataclass
 class Api:
     """`/livez`, `/readyz`, the API below `/api`, `/metrics`, and the page for people.
 
     `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST. `process` and `state`
-    describe this process and its state database; `host` is this machine's name by default.
+    describe this process and its state database.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        *,
-        registry: CollectorRegistry | None = None,
-        ask: Callable[[str, Verb, Pause | None], str] = lambda _name, _verb, _pause: "",
-        token: str | None = None,
-        process: str = "",
-        state: str = "",
-        host: str | None = None,
-    ) -> None:
-        self._board = board
-        self._registry = registry or make_registry(board)
-        self._ask = ask
-        self._token = token
-        self._process = process
-        self._state = state
-        self._host = host or socket.gethostname()
+    board: Board
+    registry: CollectorRegistry | None = None
+    ask: Callable[[str, Verb, Pause | None], str] = lambda _name, _verb, _pause: ""
+    token: str | None = None
+    process: str = ""
+    state: str = ""
+    host: str = field(default_factory=socket.gethostname)
+
+    def __post_init__(self) -> None:
+        self._registry = self.registry or make_registry(self.board)
         self._document = make_document()
         self.app = Starlette(
             routes=[
@@ -88,33 +82,33 @@ class Api:
         )
 
     async def _livez(self, _: Request) -> Response:
-        silent_s = self._board.silent_s()
+        silent_s = self.board.silent_s()
         alive = silent_s <= SILENT_MAX_S
         return _json(Liveness(alive, round(silent_s, 1)), 200 if alive else 503)
 
     async def _readyz(self, _: Request) -> Response:
-        reasons = self._board.find_unready()
-        return _json(Readiness(not reasons, str(self._board.share), reasons), 503 if reasons else 200)
+        reasons = self.board.find_unready()
+        return _json(Readiness(not reasons, str(self.board.share), reasons), 503 if reasons else 200)
 
     def _describe(self) -> DaemonInfo:
         return DaemonInfo(
             version=version("dvsync"),
-            process=self._process,
-            host=self._host,
-            started_at=iso_time(self._board.started_at_ms),
-            state=self._state,
-            share=str(self._board.share),
-            stands_by=self._board.why_standing_by is not None,
+            process=self.process,
+            host=self.host,
+            started_at=iso_time(self.board.started_at_ms),
+            state=self.state,
+            share=str(self.board.share),
+            stands_by=self.board.why_standing_by is not None,
         )
 
     async def _daemon(self, _: Request) -> Response:
         return _json(self._describe())
 
     async def _tables(self, _: Request) -> Response:
-        return _json(self._board.statuses())
+        return _json(self.board.statuses())
 
     async def _table(self, request: Request) -> Response:
-        board, name = self._board, request.path_params["name"]
+        board, name = self.board, request.path_params["name"]
         status = board.find_status(name)
         if status is None:
             return _problem(404, _why_missing(board, name))
@@ -123,18 +117,18 @@ class Api:
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
-        refusal = _refuse(request, self._token) or _refuse_for(self._board, name)
+        refusal = _refuse(request, self.token) or _refuse_for(self.board, name)
         if refusal:
             return refusal
         pause = None
         if wanted is Verb.PAUSE:
             try:
-                pause = _read_pause(await request.body(), request.client, self._board.now_ms())
+                pause = _read_pause(await request.body(), request.client, self.board.now_ms())
             except (ValueError, ConfigInvalid) as error:
                 return _problem(400, str(error), PAUSE_HINT)
         try:
             # Not here: the state database may be slow, and this thread answers the probes.
-            text = await run_in_threadpool(self._ask, name, wanted, pause)
+            text = await run_in_threadpool(self.ask, name, wanted, pause)
         except SyncError as error:
             return _problem(409, error.message, error.hint)
         except StateUnavailable as error:
@@ -151,7 +145,7 @@ class Api:
     async def _page(self, request: Request) -> Response:
         from daemon.web.page import render_tables  # noqa: PLC0415 - most daemons are watched by their metrics only
 
-        board = self._board
+        board = self.board
         statuses, unready = board.statuses(), board.find_unready()
         not_ready = {each.table for each in unready if each.table is not None}
         listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
@@ -160,7 +154,7 @@ class Api:
     async def _table_page(self, request: Request) -> Response:
         from daemon.web.page import render_missing, render_table  # noqa: PLC0415
 
-        board = self._board
+        board = self.board
         name, query = request.path_params["name"], Query.parse({"refresh": request.query_params.get("refresh", "")})
         status = board.find_status(name)
         if status is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
@@ -66,18 +67,16 @@ MAINTENANCE = {
 }
 
 
+@dataclass(frozen=True)
 class BoardCollector(Collector):
     """Reads the board and the outbox when Prometheus asks. It does no I/O."""
 
-    def __init__(
-        self, board: Board, is_spark_up: Callable[[], bool], count_notices: Callable[[], Sequence[HookCounts]]
-    ) -> None:
-        self._board = board
-        self._is_spark_up = is_spark_up
-        self._count_notices = count_notices
+    board: Board
+    is_spark_up: Callable[[], bool]
+    count_notices: Callable[[], Sequence[HookCounts]]
 
     def collect(self) -> Iterator[Metric]:
-        board, statuses = self._board, self._board.statuses()
+        board, statuses = self.board, self.board.statuses()
         for name, (text, read) in GAUGES.items():
             yield _gauge(name, text, ["table"], (([table.name], read(table)) for table in statuses))
         states = (([table.name, state], float(table.state is state)) for table in statuses for state in SyncState)
@@ -94,7 +93,7 @@ class BoardCollector(Collector):
         yield from board.activity.collect()
         is_standing_by = board.why_standing_by is not None
         for name, text, value in (
-            ("dvsync_spark_session_up", "1 while there is a Spark session.", self._is_spark_up()),
+            ("dvsync_spark_session_up", "1 while there is a Spark session.", self.is_spark_up()),
             ("dvsync_standing_by", "1 while this process waits for the lease and follows nothing.", is_standing_by),
             ("dvsync_unready_reasons", "Reasons that /readyz gives.", len(board.find_unready())),
         ):
@@ -105,7 +104,7 @@ class BoardCollector(Collector):
         for field, text in MAINTENANCE.items():
             counts = (([name], getattr(each, field.removeprefix("maintenance_"))) for name, each in maintained)
             yield _counter(f"dvsync_{field}", text, ["table"], counts)
-        notices = self._count_notices()
+        notices = self.count_notices()
         outcomes = (([each.hook, name], getattr(each, name)) for each in notices for name in ("sent", "dropped"))
         yield _counter("dvsync_notices", "Notices by outcome.", ["hook", "outcome"], outcomes)
         waiting = (([each.hook], each.waiting) for each in notices)
