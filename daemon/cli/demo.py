@@ -1,7 +1,4 @@
-"""`dvsync demo`: Spark changes a Delta table, and dvsync follows it into an Iceberg table of each format version.
-
-Three Iceberg readers are compared with Delta.
-"""
+"""`dvsync demo`: Spark changes a Delta table, dvsync follows it, and three Iceberg readers are compared with Delta."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Read, resolve and check `config.yaml` and the `DVSYNC_…` variables. No other module reads them.
-
-Each table gets the defaults, and relative paths begin at the file's folder. All faults are reported at once.
-"""
+"""Reads, resolves and checks `config.yaml` and the `DVSYNC_…` variables. All faults are reported at once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Sends notices and OpenLineage events to the hooks of the configuration, each in a thread of its own.
-
-So none of them holds up a sync, or another hook.
-"""
+"""The hooks of the configuration, each in a thread of its own, so that none holds up a sync or another hook."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What was done for a table, by step, with times and errors: gathered while it is done, handed over at its end.
-
-Nothing here sends anything. Steps of work that is not traced cost next to nothing.
-"""
+"""What was done for a table, by step, with times and errors. Steps of work that is not traced cost next to nothing."""
 
 from __future__ import annotations
 

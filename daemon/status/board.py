@@ -1,7 +1,4 @@
-"""The board: the newest status of every table, and what keeps the daemon from being ready.
-
-It is memory only, so that a probe costs nothing.
-"""
+"""The board: the newest status of every table, and what makes the daemon unready. In memory: a probe costs nothing."""
 
 from __future__ import annotations
 

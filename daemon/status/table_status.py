@@ -1,7 +1,4 @@
-"""What operators see of a table: the record of `status --json` and `/api/tables`.
-
-`table_status` is the one place that names a table's state.
-"""
+"""What operators see of a table: `status --json`, `/api/tables`. `table_status` alone names a table's state."""
 
 from __future__ import annotations
 

@@ -25,10 +25,9 @@ from daemon.status.board import Board
 from daemon.status.table_status import run_status
 from daemon.sync.verbs import Verb, make_pause
 from daemon.texts import iso_time
-from daemon.web.answers import Accepted, DaemonInfo, Liveness, PauseRequest, Problem, Readiness, TableDetail
+from daemon.web import answers
 from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
-from daemon.web.openapi import make_document
 from state import Pause, StateUnavailable
 
 # Three of the scheduler's heartbeats.
@@ -61,7 +60,7 @@ class Api:
 
     def __post_init__(self) -> None:
         self._registry = self.registry or make_registry(self.board)
-        self._document = make_document()
+        self._document = answers.make_document()
         self.app = Starlette(
             routes=[
                 Route("/livez", self._livez),
@@ -84,14 +83,14 @@ class Api:
     async def _livez(self, _: Request) -> Response:
         silent_s = self.board.silent_s()
         alive = silent_s <= SILENT_MAX_S
-        return _json(Liveness(alive, round(silent_s, 1)), 200 if alive else 503)
+        return _json(answers.Liveness(alive, round(silent_s, 1)), 200 if alive else 503)
 
     async def _readyz(self, _: Request) -> Response:
         reasons = self.board.find_unready()
-        return _json(Readiness(not reasons, str(self.board.share), reasons), 503 if reasons else 200)
+        return _json(answers.Readiness(not reasons, str(self.board.share), reasons), 503 if reasons else 200)
 
-    def _describe(self) -> DaemonInfo:
-        return DaemonInfo(
+    def _describe(self) -> answers.DaemonInfo:
+        return answers.DaemonInfo(
             version=version("dvsync"),
             process=self.process,
             host=self.host,
@@ -113,7 +112,7 @@ class Api:
         if status is None:
             return _problem(404, _why_missing(board, name))
         runs = [run_status(run) for run in board.runs(name)]
-        return _json(TableDetail(status, board.read_lines(name), runs))
+        return _json(answers.TableDetail(status, board.read_lines(name), runs))
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
@@ -133,7 +132,7 @@ class Api:
             return _problem(409, error.message, error.hint)
         except StateUnavailable as error:
             return _problem(503, f"the state database cannot be written now: {error}", "Try again.")
-        return _json(Accepted(name, wanted, text), 202)
+        return _json(answers.Accepted(name, wanted, text), 202)
 
     async def _openapi(self, _: Request) -> Response:
         return _json(self._document)
@@ -181,7 +180,7 @@ def _refuse(request: Request, token: str | None) -> Response | None:
 
 def _read_pause(body: bytes, client: Address | None, now_ms: int) -> Pause:
     """Read the body of a POST to `pause`. Raises ConfigInvalid, and ValueError if it is not a `PauseRequest`."""
-    asked = msgspec.json.decode(body, type=PauseRequest) if body else PauseRequest()
+    asked = msgspec.json.decode(body, type=answers.PauseRequest) if body else answers.PauseRequest()
     for_s = None if asked.for_ is None else duration_s(asked.for_)
     by = f"the API, from {client.host}" if client else "the API"
     return make_pause(by, now_ms, for_s=for_s, reason=asked.reason)
@@ -208,7 +207,7 @@ def _html(text: str, status_code: int = 200) -> Response:
 def _problem(
     status_code: int, error: str, hint: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return _json(Problem(error, hint), status_code, headers)
+    return _json(answers.Problem(error, hint), status_code, headers)
 
 
 def _json(body: object, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
