@@ -200,7 +200,7 @@ def status(
     if watch:
         with suppress(KeyboardInterrupt):
             while True:
-                # What went wrong is printed, and may be over at the next look.
+                # What went wrong is printed, and may be over the next time.
                 with suppress(typer.Exit), replacing(console):
                     lines, found = find()
                     print_statuses(console, found, lines, wide=wide)

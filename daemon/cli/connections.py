@@ -82,8 +82,8 @@ def _try_catalog(parts: Parts, name: str, targets: Container[str]) -> str:
     found = f"answers; {counted(len(namespaces), 'namespace')}"
     for stray in _find_strays(parts, catalog, namespaces, targets):
         found += (
-            f"\n  dvsync made {stray}, and nothing leads to it now. To remove it with its files, give it an entry with "
-            "its source, target and a new name, sync it, take the entry out and `dvsync forget NAME --drop`."
+            f"\n  dvsync made {stray}, and nothing leads to it now. To remove it with its files: add an entry with its "
+            "source, its target and a new name, sync it, remove the entry, and run `dvsync forget NAME --drop`."
         )
     return found
 

@@ -86,7 +86,7 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
     for line in tables_in_two_places(written):
         report(line)
     if names := ", ".join(sorted(name for name in os.environ if name.startswith(f"{ENV_PREFIX}STORAGE__"))):
-        report(f"Not in the file, so that dvsync needs them again: {names}.")
+        report(f"These variables are not in the file, and dvsync needs them whenever it runs: {names}.")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none yet"
     option = f" --config {shlex.quote(str(path))}"
     report(

@@ -78,7 +78,7 @@ def sync_tables(
         for each in vanished:
             remember_vanished(parts.store, each.record, parts.clock.now_ms())
         board.gone = [each.status for each in vanished]
-        watch.look(board.statuses(), parts.store.list_tables())
+        watch.compare(board.statuses(), parts.store.list_tables())
         for table in tables:
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name), board), board)
@@ -90,7 +90,7 @@ def sync_tables(
                 done = cycle.sync(stop, full=full)
                 if done.error and cycle.has_newer_version():
                     done = cycle.sync(stop)
-                watch.look(board.statuses(), parts.store.list_tables())
+                watch.compare(board.statuses(), parts.store.list_tables())
                 yield table, done
                 more = done.result is not None and done.result.more
         parts.outbox.close(NOTICES_MAX_S)

@@ -116,7 +116,7 @@ class Fleet:
                 elif cycle.has_other_proof(read):
                     cycle.expect_wish()
             if self._watch:
-                self._watch.look(self._board.statuses(), records)
+                self._watch.compare(self._board.statuses(), records)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
 

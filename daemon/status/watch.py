@@ -49,7 +49,7 @@ class Watch:
             seen = _look(status, record, _Seen())
             self._seen[record.id] = replace(seen, metadata_location=None) if repeats_synced else seen
 
-    def look(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
+    def compare(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
         shown, former = {status.name: status for status in statuses}, self._seen
         self._seen = {}
         for record in records:

@@ -170,7 +170,7 @@ class Api:
 def _refuse(request: Request, token: str | None) -> Response | None:
     if token is None:
         hint = "Set health.token and send it as `Authorization: Bearer …`, or use the command line."
-        return _problem(403, "the API only answers questions here: no token is configured", hint)
+        return _problem(403, "POST is disabled: no token is configured", hint)
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode()):
         return None
