@@ -6,15 +6,12 @@ import time
 from collections.abc import Iterator, Sequence
 
 from daemon.cli.probe import ask_to_sync
-from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
-from daemon.delta.log import DeltaLog
 from daemon.errors import SyncError
 from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import open_parts
 from daemon.status.table_status import has_lost_log
 from daemon.status.wording import paused_text
-from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
 from state import TableRecord
@@ -43,12 +40,16 @@ def wait_for_version(
         records = store.list_tables()
         waiting = {}
         for table in tables:
-            wanted = _find_newest(settings, table, records) if min_version is None else min_version
-            if wanted is None and not is_named:
+            wanted = min_version
+            if wanted is None:
+                log, record = parts.context(table).log, find_record(records, table)
+                wanted = log.find_newest(record.synced_version if record else None)
+                # Any version will do if only a listing would find the newest.
+                wanted = 0 if wanted is None and (log.is_there() or is_named) else wanted
+            if wanted is None:
                 yield SHOWN, f"{table.name}: waits for a Delta table at {table.source}"
             else:
-                # Any version will do if only a listing would tell the newest.
-                waiting[table.name] = (table, wanted or 0)
+                waiting[table.name] = (table, wanted)
         if settings.health.token:
             for table in tables:
                 # Without an answer, the daemon syncs at its next poll.
@@ -65,14 +66,6 @@ def wait_for_version(
                     yield verdict
             if waiting:
                 time.sleep(interval_s)
-
-
-def _find_newest(settings: Settings, table: TableSettings, records: Sequence[TableRecord]) -> int | None:
-    """Find Delta's newest version. 0 if only a listing would tell; None if there is no Delta table yet."""
-    log = DeltaLog(FileIOStorage(settings.file_properties(table.catalog)), table.source, SystemClock())
-    record = find_record(records, table)
-    newest = log.find_newest(record.synced_version if record else None)
-    return 0 if newest is None and log.is_there() else newest
 
 
 def _find_fault(context: TableContext, record: TableRecord, wanted: int) -> str | None:

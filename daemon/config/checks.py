@@ -7,8 +7,7 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from importlib.metadata import distributions
 
-from daemon.config.readable import Readable
-from daemon.config.references import SENT_TEXT
+from daemon.config.readable import SENT_TEXT, Readable
 from daemon.config.settings import Settings, TableSettings
 from daemon.store.locations import canonical, vacuum_cleans
 
@@ -165,8 +164,7 @@ def _places_that_vacuum_cleans(readable: Readable) -> Iterator[str]:
         if "warehouse" in properties
     ]
     for place, table in readable.tables():
-        written += [(f"{place}.location", table.location or "")]
-        written += [(f"{place}.delete_files_location", table.delete_files_location or "")]
+        written += [(f"{place}.{key}", getattr(table, key) or "") for key in ("location", "delete_files_location")]
     sources = sorted({table.source for table in readable.settings.tables})
     for place, location in written:
         for source in sources:

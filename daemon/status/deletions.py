@@ -107,7 +107,7 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         rows=counts.live_rows + counts.deleted_positions,
         deleted=counts.deleted_positions,
         vectors=found.vectors,
-        files=[_file_deletions(context, file) for file in found.files],
+        files=[_file_deletions(file, _positions(context, file)) for file in found.files],
         partitions=[_partition_deletions(schema, each) for each in found.partitions if each.partition],
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
@@ -127,12 +127,11 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
             path=path,
             hint="Give its path as `dvsync inspect` or the Delta log has it: a URI, or a path below the table.",
         )
-    positions = _positions(context, file)
+    positions, vector = _positions(context, file), file.deletion_vector
     ranges = _first_ranges(new_positions(positions), ranges_max + 1) if positions is not None else []
-    vector = file.deletion_vector
     place = find_place(context.location, vector) if vector and positions is not None else None
     return FileDetail(
-        file=_file_deletions(context, file),
+        file=_file_deletions(file, positions),
         partition=_named(shape_of(table, context.settings).table, file.spec_id, file.partition),
         size_bytes=file.size_bytes,
         vector=vector,
@@ -167,8 +166,7 @@ def _positions(context: TableContext, file: LiveFile) -> PositionSet | None:
     return positions
 
 
-def _file_deletions(context: TableContext, file: LiveFile) -> FileDeletions:
-    positions = _positions(context, file)
+def _file_deletions(file: LiveFile, positions: PositionSet | None) -> FileDeletions:
     return FileDeletions(
         path=file.path,
         rows=file.record_count,
