@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -89,7 +89,19 @@ def run_demo(folder: Path) -> int:
         tables = [parts.catalogs.open("local").load_table(table.target) for table in settings.tables]
         files = {task.file.file_path for table in tables for task in table.scan().plan_files()}
         copied = sorted(file for file in files if source not in file)
-        _print_next_steps(console, folder, tables, copied)
+        text = f"""
+Every data file of the Iceberg tables is Delta's own: {"yes" if not copied else f"NO, copied: {copied}"}.
+Files are in {folder}/: lake/orders (Delta), warehouse/ (Iceberg), catalog.db, dvsync.db, config.yaml.
+
+Keep following it:  dvsync run --config {folder}/config.yaml
+Show its status:    dvsync status --config {folder}/config.yaml
+Read it in Python:  from pyiceberg.catalog import load_catalog
+                    catalog = load_catalog("local", type="sql", uri="sqlite:///{folder}/catalog.db")
+                    catalog.load_table("sales.orders").scan().to_arrow()
+Or in any engine:   {tables[0].metadata_location}
+Format version 3:   {tables[1].metadata_location}
+"""
+        console.print(text, highlight=False, soft_wrap=True, markup=False)
     return 0 if is_right and not copied else 1
 
 
@@ -162,19 +174,3 @@ def _sorted(rows: pa.Table) -> pa.Table:
     """In one order, with one kind of types, so that the rows of two readers can be equal."""
     schema = pa.schema([field.with_nullable(True).remove_metadata() for field in rows.schema])
     return rows.cast(schema).sort_by("order_id").combine_chunks()
-
-
-def _print_next_steps(console: Console, folder: Path, tables: Sequence[IcebergTable], copied: list[str]) -> None:
-    text = f"""
-Every data file of the Iceberg tables is Delta's own: {"yes" if not copied else f"NO, copied: {copied}"}.
-Files are in {folder}/: lake/orders (Delta), warehouse/ (Iceberg), catalog.db, dvsync.db, config.yaml.
-
-Keep following it:  dvsync run --config {folder}/config.yaml
-Show its status:    dvsync status --config {folder}/config.yaml
-Read it in Python:  from pyiceberg.catalog import load_catalog
-                    catalog = load_catalog("local", type="sql", uri="sqlite:///{folder}/catalog.db")
-                    catalog.load_table("sales.orders").scan().to_arrow()
-Or in any engine:   {tables[0].metadata_location}
-Format version 3:   {tables[1].metadata_location}
-"""
-    console.print(text, highlight=False, soft_wrap=True, markup=False)

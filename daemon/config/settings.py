@@ -42,7 +42,6 @@ from daemon.config.value_types import (
 )
 
 DAY_S = 86_400
-GIB = 1 << 30
 
 
 class _Frozen(BaseModel):
@@ -110,14 +109,14 @@ class LimitsSettings(_Frozen):
     one_snapshot_per_version: bool = False
     """With true, no two versions share a snapshot, and tables may fall behind. With false, versions share one while
     other tables wait to sync, or if a table is far behind."""
-    commit_bytes_max: ByteSize = Field(ByteSize(256 << 20), ge=1 << 20, le=64 * GIB)
+    commit_bytes_max: ByteSize = Field(ByteSize(256 << 20), ge=1 << 20, le=64 << 30)
     """Larger Delta commit files are refused, and commits share a snapshot up to this size together. A sync takes 8 to
     17 times a commit file's size in memory."""
     tables_at_once: int = Field(4, ge=1, le=64)
     """The most tables that sync at the same time."""
 
 
-class _TableOptions(_Frozen):
+class DefaultsSettings(_Frozen):
     catalog: str = ""
     """A name under `catalogs`. Not needed if there is only one catalog."""
     poll_interval_s: Annotated[float, Duration] = Field(10.0, alias="poll_interval", ge=0.1, le=DAY_S)
@@ -156,11 +155,7 @@ class _TableOptions(_Frozen):
         return self.tag_every is not None and version % self.tag_every == 0
 
 
-class DefaultsSettings(_TableOptions):
-    pass
-
-
-class TableSettings(_TableOptions):
+class TableSettings(DefaultsSettings):
     source: Location
     """Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones."""
     exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = ()

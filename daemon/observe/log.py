@@ -100,11 +100,24 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None, *, ha
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks must not show local variables, which hold credentials and whole batches of rows.
+    if console:
+        console_renderer = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=_printable_traceback, pad_event_to=0
+        )
+        renderers: list[Processor] = [
+            _printable_values,
+            console_renderer,
+            lambda _logger, _name, line: scrub(str(line)),
+        ]
+    else:
+        # Mask secrets before rendering: JSON escapes some characters, so a secret would no longer match.
+        renderers = [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, structlog.stdlib.ExtraAdder()],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(console, stream)],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
     handler.addFilter(partial(_is_logged, logging.getLevelNamesMapping()[settings.level.upper()]))
@@ -138,17 +151,6 @@ def _is_logged(least: int, record: logging.LogRecord) -> bool:
 
 def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:
     return structlog.contextvars.bound_contextvars(table=table, cycle_id=cycle_id)
-
-
-def _renderers(console: bool, stream: TextIO) -> list[Processor]:
-    # Tracebacks must not show local variables, which hold credentials and whole batches of rows.
-    if console:
-        console_renderer = structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(), exception_formatter=_printable_traceback, pad_event_to=0
-        )
-        return [_printable_values, console_renderer, lambda _logger, _name, line: scrub(str(line))]
-    # Mask secrets before rendering: JSON escapes some characters, so a secret would no longer match.
-    return [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
 
 
 def _printable_values(_logger: object, _name: str, values: EventDict) -> EventDict:

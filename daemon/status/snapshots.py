@@ -215,18 +215,13 @@ def _current_log(lines: Sequence[_Line]) -> list[_Line]:
 
 def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapshot:
     summary = snapshot.summary
+    pointing = (name for name, ref in table.metadata.refs.items() if ref.snapshot_id == snapshot.snapshot_id)
     shown = ShownSnapshot(
         snapshot_id=snapshot.snapshot_id,
         committed_at=iso_time(snapshot.timestamp_ms),
         operation=summary.operation.value if summary else "",
         is_current=snapshot.snapshot_id == table.metadata.current_snapshot_id,
-        references=tuple(
-            sorted(
-                name
-                for name, ref in table.metadata.refs.items()
-                if name != MAIN_BRANCH and ref.snapshot_id == snapshot.snapshot_id
-            )
-        ),
+        references=tuple(sorted(name for name in pointing if name != MAIN_BRANCH)),
     )
     if line is None:
         return shown
