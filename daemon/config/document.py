@@ -56,10 +56,6 @@ def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
     return problem, "Check the indentation and the colons up to there. "
 
 
-# What PyYAML raises for tags whose values make no sense, besides its own errors.
-_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, RecursionError)
-
-
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """Return the file's mapping and its duplicate keys. Raises ConfigInvalid if it cannot be parsed."""
     example = "The config.yaml that comes with dvsync explains every key."
@@ -80,7 +76,7 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem, advice = _problem_of(error)
         raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None
-    except _UNREADABLE as error:
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # by tags without sense
         is_deep = isinstance(error, RecursionError)
         reason = "the file is nested too deeply" if is_deep else "the file contains an invalid date, number or tag"
         raise ConfigInvalid(f"{path}: {reason}", hint=f"Correct the file. {hint}") from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cache
 
 from pyiceberg.types import TimestamptzType
@@ -44,18 +44,10 @@ class Examination:
         self.refused.setdefault((message, hint), path)
 
     def add(self, other: Examination) -> None:
-        self.files += other.files
-        self.physical_rows += other.physical_rows
-        self.files_with_deletions += other.files_with_deletions
-        self.deleted_rows += other.deleted_rows
-        self.files_without_stats += other.files_without_stats
-        self.int96_columns |= other.int96_columns
-        self.millis_columns |= other.millis_columns
-        self.view_columns |= other.view_columns
-        self.hidden_columns |= other.hidden_columns
-        self.partitions_without_zone |= other.partitions_without_zone
-        self.refusals += other.refusals
-        self.refused = other.refused | self.refused
+        for each in fields(self):
+            mine, more = getattr(self, each.name), getattr(other, each.name)
+            # Numbers are added, columns and paths united.
+            setattr(self, each.name, mine + more if isinstance(mine, int | Counter) else more | mine)
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 from pyiceberg.table import Table
@@ -108,7 +108,11 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         deleted=counts.deleted_positions,
         vectors=found.vectors,
         files=[_file_deletions(file, _positions(context, file)) for file in found.files],
-        partitions=[_partition_deletions(schema, each) for each in found.partitions if each.partition],
+        partitions=[
+            PartitionDeletions(_named(schema, each), each.data_files, each.rows, each.deleted_positions)
+            for each in found.partitions
+            if each.partition
+        ],
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
@@ -132,7 +136,7 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
     place = find_place(context.location, vector) if vector and positions is not None else None
     return FileDetail(
         file=_file_deletions(file, positions),
-        partition=_named(shape_of(table, context.settings).table, file.spec_id, file.partition),
+        partition=_named(shape_of(table, context.settings).table, file),
         size_bytes=file.size_bytes,
         vector=vector,
         vector_path=place.path if place and place.offset is not None else None,
@@ -175,14 +179,9 @@ def _file_deletions(file: LiveFile, positions: PositionSet | None) -> FileDeleti
     )
 
 
-def _partition_deletions(schema: TableSchema, count: PartitionCount) -> PartitionDeletions:
-    named = _named(schema, count.spec_id, count.partition)
-    return PartitionDeletions(named, count.data_files, count.rows, count.deleted_positions)
-
-
-def _named(schema: TableSchema, spec_id: int, texts: Sequence[str | None]) -> dict[str, str | None]:
+def _named(schema: TableSchema, of: PartitionCount | LiveFile) -> dict[str, str | None]:
     """Return the values of a partition as people write them, by column."""
-    values = zip(schema.specs[spec_id].fields, decode_partition(texts, schema, spec_id), strict=True)
+    values = zip(schema.specs[of.spec_id].fields, decode_partition(of.partition, schema, of.spec_id), strict=True)
     return {
         field.name: None
         if value is None
