@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.notices.hook import HookCounts
+from daemon.notices.outbox import HookCounts
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
