@@ -2,13 +2,50 @@
 
 from __future__ import annotations
 
+import re
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
-from daemon.config.gone_keys import find_replacement
 from daemon.config.settings import Settings
+
+_HOOKS = "write an entry of `hooks`"
+
+_CONSTANTS = [
+    "state.lease",
+    "spark.idle_timeout",
+    "verify.files_at_once",
+    "limits.commits_max",
+    "limits.fold_after_versions",
+    "maintenance.delete_files_max",
+    "maintenance.deleted_share",
+    "maintenance.partition_delete_files_max",
+    "maintenance.small_delete_file_max",
+    "maintenance.dead_share",
+    "maintenance.history",
+]
+# Keys of early configurations. One of `defaults` or of a table is named without what is around it.
+GONE_KEYS = {
+    **dict.fromkeys(_CONSTANTS, "leave it out, dvsync chooses the value"),
+    "pipeline": "write `engine` under `defaults` or in the table; dvsync chooses what is large enough for Spark",
+    "delete_granularity": "set the table property write.delete.granularity of the Iceberg table",
+    "maintenance.snapshots_min": "set the table property history.expire.min-snapshots-to-keep of the Iceberg table",
+    "limits.fold_when_busy": "write `one_snapshot_per_version: true` for `fold_when_busy: false`",
+    "notify": f"{_HOOKS} with the same `events`",
+    "after_sync": f"{_HOOKS} with `events: [synced]`",
+    "lineage": f"{_HOOKS} with `format: openlineage`; OPENLINEAGE_NAMESPACE sets the namespace",
+    "telemetry": "set OTEL_EXPORTER_OTLP_ENDPOINT and the other variables of OpenTelemetry",
+    "health.certificate": "let a reverse proxy speak HTTPS",
+    "health.key": "let a reverse proxy speak HTTPS",
+    "health.ready_when": "ask /livez for the daemon alone, /readyz for its tables as well",
+}
+
+
+def find_replacement(place: str) -> str | None:
+    """Return what replaces the key at `place`, such as `tables[2].maintenance.history`; None if it never was a key."""
+    return GONE_KEYS.get(re.sub(r"^(tables\[\d+\]|defaults)\.", "", place))
+
 
 # Faults in these sections do not quote the value.
 SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "hooks")

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from daemon.config.gone_keys import GONE_KEYS, find_replacement
+from daemon.config.fault_lines import GONE_KEYS, find_replacement
 from daemon.config.settings import Settings
 from daemon.config.value_types import ENV_PREFIX
 
