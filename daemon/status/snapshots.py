@@ -145,7 +145,7 @@ def choose_by_version(table: Table, version: int) -> Choice:
 
 
 def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
-    """Choose the snapshot of the newest Delta version as of `at_ms`, epoch, UTC. Raises SyncError if it is away."""
+    """Choose the snapshot of the newest Delta version as of `at_ms`, epoch. Raises SyncError if Delta's log is away."""
     lines = _current_log(_lines(table))
     number = next((number for number, line in enumerate(lines) if line.timestamp_ms <= at_ms), None)
     if number is None:

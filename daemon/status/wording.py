@@ -36,7 +36,7 @@ def size_text(size_bytes: int | None) -> str:
 
 
 def paused_text(pause: Pause | PauseStatus) -> str:
-    """How it goes on after the table's name, as do the following ones."""
+    """The end of a sentence that begins with the table; so are the others about it."""
     if isinstance(pause, Pause):
         pause = pause_status(pause)
     until = f", until {pause.until}" if pause.until else ""
