@@ -155,7 +155,7 @@ def show(
     Prints the metadata file, the snapshot, the Delta version that it shows, and a line for each of Spark, PyIceberg,
     DuckDB, Polars, Trino and ClickHouse.
     """
-    from daemon.cli.snapshots import table_lines  # noqa: PLC0415
+    from daemon.cli.details import table_lines  # noqa: PLC0415
     from daemon.status.snapshots import show_table  # noqa: PLC0415
 
     with _opened_table(context, config, table) as (opened, iceberg):
@@ -185,7 +185,7 @@ def snapshots(
     """
     if delta_version is not None and timestamp is not None:
         raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")
-    from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
+    from daemon.cli.details import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
     from daemon.status.snapshots import choose_by_time, choose_by_version, list_snapshots  # noqa: PLC0415
 
     with reported_errors():
@@ -216,7 +216,7 @@ def inspect(
     Lists its deletion vectors by storage type, the data files and partitions with the largest share of deleted rows,
     delete files and what they serve, orphans, and snapshots.
     """
-    from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
+    from daemon.cli.details import deletion_lines, file_lines  # noqa: PLC0415
     from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
 
     found: TableDeletions | FileDetail
@@ -226,7 +226,7 @@ def inspect(
             lines = file_lines(found)
         else:
             found = inspect_table(opened, iceberg, rows_max=limit)
-            lines = table_lines(found, now_ms=opened.clock.now_ms())
+            lines = deletion_lines(found, now_ms=opened.clock.now_ms())
     say_found(found, lines, as_json=as_json)
 
 
