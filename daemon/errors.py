@@ -54,10 +54,7 @@ class SyncError(Exception):
         return type(self).__name__
 
     def located(self, *, table: str | None = None, version: int | None = None, path: str | None = None) -> Self:
-        """Add the places that an inner package did not know. Places that are already set stay.
-
-        The commands in the hint get the table's name, so that they can be typed as they are.
-        """
+        """Add places that an inner package did not know; set ones stay. The hint's commands get the table's name."""
         self.table = self.table or table
         if self.table:
             name = quote(self.table)

@@ -89,10 +89,7 @@ def load_chosen(
 
 
 def load_both(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> tuple[Settings, Settings]:
-    """The settings as they were written, with the patterns, and with the tables that patterns find now.
-
-    What could not be listed or followed is printed and noted, unless the `wanted` tables are all found.
-    """
+    """The settings as written, and with the tables that patterns find. Prints what fails, unless `wanted` are found."""
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
 
     configured = load(context, config, quiet=True)

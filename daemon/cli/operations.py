@@ -133,10 +133,7 @@ def tables_to_examine(
 def examine_tables(
     settings: Settings, tables: Sequence[TableSettings]
 ) -> Iterator[tuple[TableSettings, Diagnosis | SyncError]]:
-    """Diagnose each of these Delta tables, and yield the diagnosis or the error.
-
-    Large tables share one Spark session. If it cannot start, each of them gets that error.
-    """
+    """Diagnose each of these tables, and yield the diagnosis or the error. Large ones share one Spark session."""
     clock = SystemClock()
     spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
     try:

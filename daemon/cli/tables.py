@@ -123,10 +123,7 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
 def select_names(
     wanted: Sequence[str], listed: Collection[str], known: Collection[str] = (), *, what: str = "tables"
 ) -> list[str]:
-    """Return the `wanted` names, each once; those with `*` become all names that match among the `listed` ones.
-
-    Raises ConfigInvalid for a name that is neither `listed` nor `known`, and for a pattern that matches nothing.
-    """
+    """Return the `wanted` names, each once, or what `*` matches of the `listed`. Raises ConfigInvalid otherwise."""
     selected: dict[str, None] = {}
     unknown = []
     for name in wanted:

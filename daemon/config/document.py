@@ -12,10 +12,7 @@ from daemon.errors import ConfigInvalid
 
 
 def _duplicate_keys(node: yaml.Node | None, seen: set[int], place: str = "") -> Iterator[str]:
-    """Find keys that a mapping has twice. YAML forbids them; PyYAML silently keeps the last one.
-
-    `seen` are the ids of the nodes so far: a node may have several places, or contain itself.
-    """
+    """Find keys that a mapping has twice: PyYAML keeps the last. `seen` are nodes so far: one may contain itself."""
     if id(node) in seen:
         return
     seen.add(id(node))

@@ -12,22 +12,13 @@ from daemon.config.settings import Settings
 
 _HOOKS = "write an entry of `hooks`"
 
-_CONSTANTS = [
-    "state.lease",
-    "spark.idle_timeout",
-    "verify.files_at_once",
-    "limits.commits_max",
-    "limits.fold_after_versions",
-    "maintenance.delete_files_max",
-    "maintenance.deleted_share",
-    "maintenance.partition_delete_files_max",
-    "maintenance.small_delete_file_max",
-    "maintenance.dead_share",
-    "maintenance.history",
-]
+_CONSTANT = "leave it out, dvsync chooses the value"
 # Keys of early configurations. One of `defaults` or of a table is named without what is around it.
 GONE_KEYS = {
-    **dict.fromkeys(_CONSTANTS, "leave it out, dvsync chooses the value"),
+    **dict.fromkeys(("state.lease", "spark.idle_timeout", "verify.files_at_once", "limits.commits_max"), _CONSTANT),
+    **dict.fromkeys(("limits.fold_after_versions", "maintenance.history", "maintenance.dead_share"), _CONSTANT),
+    **dict.fromkeys(("maintenance.delete_files_max", "maintenance.partition_delete_files_max"), _CONSTANT),
+    **dict.fromkeys(("maintenance.deleted_share", "maintenance.small_delete_file_max"), _CONSTANT),
     "pipeline": "write `engine` under `defaults` or in the table; dvsync chooses what is large enough for Spark",
     "delete_granularity": "set the table property write.delete.granularity of the Iceberg table",
     "maintenance.snapshots_min": "set the table property history.expire.min-snapshots-to-keep of the Iceberg table",

@@ -50,10 +50,7 @@ def property_text(value: object) -> str:
 
 
 def with_dotted_auth(properties: object) -> object:
-    """Write the sections under `auth` of a catalog with dots: `{auth: {type: basic}}` becomes `{auth.type: basic}`.
-
-    PyIceberg's own names of parameters have no dashes; those of variables have.
-    """
+    """`{auth: {type: basic}}` becomes `{auth.type: basic}`. PyIceberg's parameters have no dashes, variables' have."""
     if not isinstance(properties, Mapping):
         return properties
     flat: dict[object, object] = {}

@@ -34,11 +34,7 @@ STRIP_MAX = 72
 
 
 class FileDeletions(msgspec.Struct, frozen=True):
-    """A data file's physical rows, and how many of them are deleted.
-
-    `strip` is the share of deleted rows, 0 to 1, in each of some equal parts of the file, in the order of rows. It is
-    empty if the deletion vector is not known until the next comparison of states.
-    """
+    """A data file. `strip` is the deleted share, 0 to 1, of equal parts; empty until its vector is known."""
 
     path: str
     rows: int
@@ -80,10 +76,7 @@ class ServingPart(msgspec.Struct, frozen=True):
 
 
 class FileDetail(msgspec.Struct, frozen=True):
-    """One live data file. `vector_path` is the file with its deletion vector, null if there is none or it is inline.
-
-    `ranges` are the first ranges of deleted positions, both ends included; `has_more_ranges` if they are cut.
-    """
+    """A live data file. `vector_path` is null if its vector is inline. `ranges` of deleted positions have both ends."""
 
     file: FileDeletions
     partition: dict[str, str | None]

@@ -48,10 +48,7 @@ class ShownSnapshot(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The snapshot that shows a Delta version, and a line for each reader; or the reason why there is none.
-
-    `contained_in` is the first snapshot that contains the version's changes, if no snapshot shows exactly this version.
-    """
+    """The snapshot that shows a version, and a line for each reader; or why none does, and which first contains it."""
 
     version: int | None
     snapshot: ShownSnapshot | None = None
@@ -62,10 +59,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ShownTable(msgspec.Struct, frozen=True):
-    """What the catalog shows of a table now, and a line for each reader that reads it.
-
-    `version` is the newest Delta version whose rows it shows; None if dvsync did not commit the current snapshot.
-    """
+    """What the catalog shows of a table. `version` is the newest Delta version shown; None if it is not dvsync's."""
 
     name: str
     catalog: str

@@ -33,10 +33,7 @@ ORDERS: dict[str, tuple[str, Callable[[TableStatus], Any] | None]] = {
 
 @dataclass(frozen=True)
 class Query:
-    """What the address asks for. `state` is a SyncState, NOT_READY, or empty for all; `page` counts from 1.
-
-    A page that `stays` does not refresh itself.
-    """
+    """What the address asks for. `state` is a SyncState, NOT_READY or empty. A page that `stays` is not refreshed."""
 
     text: str = ""
     state: str = ""
