@@ -21,7 +21,7 @@ def proof(found: Differences) -> ProofRecord:
 
 
 class Told:
-    """A watch of one table; `look` returns the events that it announces."""
+    """A watch of one table; `compare` returns the events that it announces."""
 
     def __init__(self, *records: TableRecord, repeats_synced: bool = False) -> None:
         self._told: list[Notice] = []
@@ -52,7 +52,7 @@ def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() 
     parked = replace(RECORD, error=ERROR)
     told = Told(parked)
     assert [told.compare(each) for each in (parked, RECORD)] == [[], ["recovered"]]
-    assert Told(RECORD, repeats_synced=True).look(RECORD) == ["synced"]
+    assert Told(RECORD, repeats_synced=True).compare(RECORD) == ["synced"]
 
 
 def test_a_first_sync_that_is_half_recorded_is_told_when_it_is_whole() -> None:
