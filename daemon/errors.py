@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from functools import partial
 from shlex import quote
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
@@ -26,7 +26,6 @@ class SyncError(Exception):
     """The base class of all kinds; only subclasses are raised. Users see the class name as `kind`."""
 
     characters_max: ClassVar[int] = TEXT_CHARACTERS_MAX
-    # True: retrying cannot help until a person has acted, so the table is parked.
     parks: ClassVar[bool] = False
     # True: a newer version of the Delta table may lack the cause, so the table is tried again once there is one.
     may_end_by_version: ClassVar[bool] = False
@@ -55,10 +54,7 @@ class SyncError(Exception):
         return type(self).__name__
 
     def located(self, *, table: str | None = None, version: int | None = None, path: str | None = None) -> Self:
-        """Add the places that an inner package did not know. Places that are already set stay.
-
-        The commands in the hint get the table's name, so that they can be typed as they are.
-        """
+        """Add places that an inner package did not know; set ones stay. The hint's commands get the table's name."""
         self.table = self.table or table
         if self.table:
             name = quote(self.table)
@@ -74,13 +70,8 @@ class SyncError(Exception):
 
     def __reduce__(self) -> tuple[object, ...]:
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
-        places: dict[str, Any] = {
-            "table": self.table,
-            "version": self.version,
-            "path": self.path,
-            "offset": self.offset,
-        }
-        return partial(type(self), self.message, hint=self.hint, **places), ()
+        fields = {name: getattr(self, name) for name in ("hint", "table", "version", "path", "offset")}
+        return partial(type(self), self.message, **fields), ()
 
 
 class Retryable(SyncError):
@@ -145,22 +136,23 @@ class ReplacementNeeded(ResyncNeeded):
     """Committing a difference cannot repair the Iceberg table (it shows a file twice, say): it is rewritten."""
 
 
-class TargetChanged(SyncError):
+class Parking(SyncError):
+    """Retrying cannot help until a person has acted: the table is parked."""
+
+    parks = True
+
+
+class TargetChanged(Parking):
     """Someone else committed to the Iceberg table, or rolled it back: the table is parked."""
 
-    parks = True
 
-
-class TargetUnreadable(SyncError):
+class TargetUnreadable(Parking):
     """A metadata file, manifest or manifest list of the Iceberg table is damaged: the table is parked."""
 
-    parks = True
 
-
-class CorruptInput(SyncError):
+class CorruptInput(Parking):
     """A length, checksum, cardinality or action of the Delta table is wrong: the table is parked."""
 
-    parks = True
     may_end_by_version = True
 
 
@@ -168,28 +160,21 @@ class FileLiveTwice(CorruptInput):
     """Delta shows a data file more than once, or some readers of Delta do: Iceberg cannot, and Spark is not asked."""
 
 
-class AccountMismatch(SyncError):
+class AccountMismatch(Parking):
     """The totals of a new snapshot differ from Delta's totals: nothing is committed, the table is parked."""
 
-    parks = True
 
-
-class ProofFailed(SyncError):
+class ProofFailed(Parking):
     """A verification found differences, and the configuration wants the table parked then."""
 
-    parks = True
 
-
-class SchemaChanged(SyncError):
+class SchemaChanged(Parking):
     """The Delta table's columns or partitioning changed, and the configuration wants the table parked then."""
 
-    parks = True
 
-
-class Unsupported(SyncError):
+class Unsupported(Parking):
     """dvsync does not support a Delta feature or an Iceberg format version: the table is parked."""
 
-    parks = True
     may_end_by_version = True
 
 
@@ -197,9 +182,8 @@ class InternalError(SyncError):
     """An exception that is none of these kinds: a bug in dvsync."""
 
 
-class ConfigInvalid(SyncError):
+class ConfigInvalid(Parking):
     """`config.yaml` or the environment is wrong: the daemon refuses to start."""
 
-    parks = True
     # The message has one line for each fault, and the operator must see all of them.
     characters_max = 1_000_000

@@ -1,7 +1,4 @@
-"""Numbers of 64 bits, the largest that both formats, their readers and databases have. Python's have no end.
-
-Numbers of a log or a footer are added here.
-"""
+"""Sums within 64 bits, the largest numbers of both formats, their readers and databases. Python has no such limit."""
 
 from __future__ import annotations
 

@@ -17,18 +17,15 @@ def hide(secrets: Iterable[str]) -> None:
     """Mask these secrets from now on, in addition to earlier ones."""
     global _hidden  # noqa: PLW0603 - one process has one log
     maskable = (secret for secret in secrets if len(secret) >= SECRET_MIN and secret.lower() not in ("true", "false"))
-    found = {spelling for secret in maskable for spelling in _spellings(secret)}
+    found = set[str]()
+    for secret in maskable:
+        # As it is, as URLs encode it, and as Python and JSON print it.
+        found |= {secret, quote(secret, safe=""), unquote(secret), repr(secret)[1:-1], json.dumps(secret)[1:-1]}
     # The longest first: a secret may be a part of another, whose rest would stay readable.
     _hidden = tuple(sorted(found.union(_hidden), key=len, reverse=True))
 
 
-def _spellings(secret: str) -> tuple[str, ...]:
-    """Return a secret as it is, as URLs encode it, and as Python and JSON print it."""
-    return secret, quote(secret, safe=""), unquote(secret), repr(secret)[1:-1], json.dumps(secret)[1:-1]
-
-
 def scrub(text: str) -> str:
-    """Return `text` with every hidden secret replaced by MASK."""
     for secret in _hidden:
         if secret in text:
             text = text.replace(secret, MASK)

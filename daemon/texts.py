@@ -1,13 +1,16 @@
-"""Makes foreign text (from a Delta log, a library, a file name) safe to show: short and without control characters."""
+"""Texts for people: foreign ones made safe to print, counts, times and durations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 
 # Enough for Java's message about a failed Spark job, with its causes.
 TEXT_CHARACTERS_MAX = 8_000
 # A line about many tables names so many of them.
 NAMED_MAX = 3
+# The years 1 to 9999 in epoch milliseconds, to a second.
+FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_000
 
 
 def printable(text: str, *, keep: str = "") -> str:
@@ -41,3 +44,24 @@ def counted(number: int, noun: str) -> str:
 def some_of(names: Sequence[str]) -> str:
     """`a, b, c, …`: the first names, and whether there are more."""
     return ", ".join([*names[:NAMED_MAX], *(["…"] if len(names) > NAMED_MAX else [])])
+
+
+def iso_time(epoch_ms: int) -> str:
+    """ISO 8601, UTC, to a millisecond. A log may have a time that Python does not have."""
+    shown_ms = min(max(epoch_ms, FIRST_MS), LAST_MS)
+    return datetime.fromtimestamp(shown_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def span(seconds: float) -> str:
+    """A duration for people: `40 ms`, `1.2 s`, `12 s`, `1 min 5 s`, `2 h`, `3 d 4 h`."""
+    if 0 < seconds < 0.9995:
+        return f"{max(1, round(seconds * 1000))} ms"
+    if seconds < 9.95:
+        return f"{round(seconds, 1):g} s"
+    left = round(seconds)
+    parts = []
+    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
+        parts.append((left // length_s, unit))
+        left %= length_s
+    first = next(place for place, (number, _) in enumerate(parts) if number)
+    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)

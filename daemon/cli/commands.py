@@ -1,4 +1,4 @@
-"""The commands and their exit codes: 0 all well, 1 a table failed, 2 wrong usage or configuration, 3 timed out."""
+"""The commands and their exit codes: 0 success, 1 a table failed, 2 wrong usage or configuration, 3 timed out."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -15,11 +14,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from daemon.cli.examination import doctor, inspect, show, snapshots, verify
+from daemon.cli.examination import doctor, history, inspect, show, snapshots, verify
 from daemon.cli.invocation import (
     PATTERN_FAILED,
     ConfigPath,
-    TableName,
     TableNames,
     config_path,
     hide_environment,
@@ -33,8 +31,9 @@ from daemon.cli.invocation import (
     seconds,
 )
 from daemon.cli.maintenance import cleanup, compact, expire
-from daemon.cli.wishes import forget, pause, resume, resync
-from daemon.errors import ConfigInvalid, StateInUse
+from daemon.cli.requests import forget, pause, resume, resync
+from daemon.config.redaction import masked
+from daemon.errors import ConfigInvalid, StateInUse, SyncError
 from daemon.masking import scrub
 from daemon.telemetry import ENDPOINT, switched_on
 from daemon.texts import printable
@@ -136,7 +135,8 @@ def sync(
         gone = find_gone(configured, settings, names)
         for each in gone:
             codes.add(FAILED)
-            say(each.text)
+            if each.status.error:
+                say(f"{each.record.name}: gone: {each.status.error.message}\n  {each.status.error.hint}")
         names = [name for name in names if name not in {each.record.name for each in gone}]
         chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
@@ -154,11 +154,10 @@ def sync(
                 raise
         if wait:
             waiting = [table for table in chosen if table.name not in failed]
-            for verdict in wait_for_version(
-                settings, waiting, min_version, deadline_s=deadline_s, is_named=bool(tables)
-            ):
-                codes.add(verdict.code)
-                say(verdict.text)
+            verdicts = wait_for_version(settings, waiting, min_version, deadline_s=deadline_s, is_named=bool(tables))
+            for code, text in verdicts:
+                codes.add(code)
+                say(text)
     raise typer.Exit(FAILED if FAILED in codes else max(codes))
 
 
@@ -179,6 +178,7 @@ def status(
     from rich.console import Console  # noqa: PLC0415
 
     from daemon.cli.console import print_statuses, replacing  # noqa: PLC0415
+    from daemon.cli.report import find_statuses  # noqa: PLC0415
     from daemon.cli.tables import select_names  # noqa: PLC0415
     from daemon.status.table_status import SyncState  # noqa: PLC0415
 
@@ -190,7 +190,7 @@ def status(
 
     def find() -> tuple[list[str], list[TableStatus]]:
         with reported_errors():
-            lines, found = _find_statuses(context, config, tables or ())
+            lines, found = find_statuses(context, config, tables or ())
             if tables:
                 names = {*select_names(tables, [status.name for status in found])}
                 found = [status for status in found if status.name in names]
@@ -200,7 +200,7 @@ def status(
     if watch:
         with suppress(KeyboardInterrupt):
             while True:
-                # What went wrong is printed, and may be over at the next look.
+                # What went wrong is printed, and may be over the next time.
                 with suppress(typer.Exit), replacing(console):
                     lines, found = find()
                     print_statuses(console, found, lines, wide=wide)
@@ -214,55 +214,7 @@ def status(
     raise typer.Exit(1 if any(status.error for status in found) else 0)
 
 
-def _find_statuses(
-    context: typer.Context, config: Path | None, wanted: Sequence[str]
-) -> tuple[list[str], list[TableStatus]]:
-    """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
-    from daemon.cli.report import ask_for_tables  # noqa: PLC0415
-    from daemon.cli.tables import read_statuses  # noqa: PLC0415
-
-    settings, is_valid = load_valid(context, config, "state", "share", "health")
-    report = ask_for_tables(settings)
-    if report.statuses is not None:
-        faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
-        lines = [*report.lines, *([] if is_valid else [f"{config_path(context, config)} {faulty}"])]
-        followed = {status.name for status in report.statuses}
-        for table in settings.tables if is_valid else ():
-            if not table.is_pattern and table.name not in followed and settings.share.owns(table.target):
-                lines.append(f"{table.name}: the daemon does not follow it yet; SIGHUP makes it read the configuration")
-        return lines, report.statuses
-    configured, settings = load_both(context, config, wanted)
-    statuses, moved = read_statuses(configured, settings)
-    lines = [*report.lines, "what follows is from the state database", *moved]
-    if settings.share.count > 1:
-        others = sum(not settings.share.owns(table.target) for table in settings.tables)
-        lines.append(f"share {settings.share}; tables of other shares: {others}")
-    return lines, statuses
-
-
-@app.command()
-def history(
-    context: typer.Context,
-    table: TableName,
-    *,
-    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the syncs as JSON.")] = False,
-    config: ConfigPath = None,
-) -> None:
-    """List the last syncs and errors of a table."""
-    from daemon.cli.console import run_lines  # noqa: PLC0415
-    from daemon.cli.tables import read_runs  # noqa: PLC0415
-    from daemon.status.table_status import run_status  # noqa: PLC0415
-
-    with reported_errors():
-        settings, is_valid = load_valid(context, config, "state", "share")
-        try:
-            runs = read_runs(settings, table, limit)
-        except ConfigInvalid:
-            if not is_valid:
-                load(context, config)  # Raises: the table's entry may be the faulty one.
-            raise
-    say_found([run_status(run) for run in runs], run_lines(runs), as_json=as_json)
+app.command()(history)
 
 
 @app.command()
@@ -355,14 +307,16 @@ def check(
         settings = load(context, config, quiet=True, ask_pyiceberg=True)
         if refused := list(refused_tables(settings)):
             raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
-    typer.echo(f"{config_path(context, config)}: the configuration is valid")
-    typer.echo(f"state: {settings.redacted()['state']['url']}")
-    typer.echo(f"catalogs: {', '.join(settings.catalogs) or 'none'}")
-    typer.echo(f"share: {settings.share}")
     signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
-    typer.echo(f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}")
     patterns = sum(table.is_pattern for table in settings.tables)
-    typer.echo(f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else ""))
+    typer.echo(
+        f"{config_path(context, config)}: the configuration is valid\n"
+        f"state: {masked(settings.state.url)}\n"
+        f"catalogs: {', '.join(settings.catalogs) or 'none'}\n"
+        f"share: {settings.share}\n"
+        f"telemetry: {', '.join(signals) or f'off; {ENDPOINT} switches it on'}\n"
+        f"tables: {len(settings.tables) - patterns}" + (f", patterns: {patterns}" if patterns else "")
+    )
     for table in settings.tables:
         line = f"  {table.name}: {table.source} -> {table.catalog} {table.target}, every {table.poll_interval_s:g} s"
         # The targets of a pattern's tables are known once they are found.
@@ -376,9 +330,9 @@ def check(
 
     failed = False
     with reported_errors():
-        for attempt in try_connections(settings):
-            failed = failed or attempt.error is not None
-            say(f"{attempt.what}: {attempt.found if attempt.error is None else attempt.error}")
-            if attempt.error is not None:
-                say(f"  {attempt.error.hint}")
+        for what, found in try_connections(settings):
+            say(f"{what}: {found}")
+            if isinstance(found, SyncError):
+                failed = True
+                say(f"  {found.hint}")
     raise typer.Exit(1 if failed else 0)

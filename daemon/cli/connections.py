@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice
 from shutil import which
@@ -29,30 +28,25 @@ from daemon.translate.existing_table import check_format_version
 STRANGERS_MAX = 100
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """What was tried, and what was `found`, or the `error`."""
-
-    what: str
-    found: str = ""
-    error: SyncError | None = None
+# What was tried, and what was found or went wrong.
+Attempt = tuple[str, str | SyncError]
 
 
 def try_connections(settings: Settings) -> Iterator[Attempt]:
-    """Try the state database, each catalog, each table's Delta log and Iceberg table, each pattern, and Spark.
-
-    The state database is created if it is missing; nothing else is written. Raises StateStoreAway if it cannot be read.
-    """
+    """Try whatever the settings lead to. Writes nothing but a missing state database. Raises StateStoreAway."""
     with open_parts(settings) as parts:
         yield _attempt("state database", partial(_try_state, parts))
-        targets = {table.target.lower() for table in with_found_tables(settings)[0].tables}
+        found, troubles = with_found_tables(settings)
+        targets = {table.target.lower() for table in found.tables}
         targets |= {record.target.lower() for record in parts.store.list_tables()}
         for name in settings.catalogs:
             yield _attempt(f"catalog {name}", partial(_try_catalog, parts, name, targets))
-        for table in settings.tables:
-            if not table.is_pattern:
-                yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
-        yield from _try_patterns(settings)
+        listed = [table for table in settings.tables if not table.is_pattern]
+        for table in listed:
+            yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
+        if len(listed) < len(settings.tables):
+            yield "patterns", f"{len(found.tables) - len(listed)} tables found"
+        yield from troubles.items()
         for number, hook in enumerate(settings.hooks):
             if hook.command:
                 yield _attempt(f"hooks[{number}].command", partial(_try_program, hook.command[0]))
@@ -62,9 +56,9 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
 
 def _attempt(what: str, work: Callable[[], str]) -> Attempt:
     try:
-        return Attempt(what, work())
+        return what, work()
     except Exception as error:
-        return Attempt(what, error=as_sync_error(error))
+        return what, as_sync_error(error)
 
 
 def _try_state(parts: Parts) -> str:
@@ -88,8 +82,8 @@ def _try_catalog(parts: Parts, name: str, targets: Container[str]) -> str:
     found = f"answers; {counted(len(namespaces), 'namespace')}"
     for stray in _find_strays(parts, catalog, namespaces, targets):
         found += (
-            f"\n  dvsync made {stray}, and nothing leads to it now. To remove it with its files, give it an entry with "
-            "its source, target and a new name, sync it, take the entry out and `dvsync forget NAME --drop`."
+            f"\n  dvsync made {stray}, and nothing leads to it now. To remove it with its files: add an entry with its "
+            "source, its target and a new name, sync it, remove the entry, and run `dvsync forget NAME --drop`."
         )
     return found
 
@@ -129,16 +123,6 @@ def _try_source(parts: Parts, table: TableSettings) -> str:
             )
         check_format_version(table, shown)
     return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
-
-
-def _try_patterns(settings: Settings) -> Iterator[Attempt]:
-    listed = [table for table in settings.tables if not table.is_pattern]
-    if len(listed) == len(settings.tables):
-        return
-    found, troubles = with_found_tables(settings)
-    yield Attempt("patterns", f"{len(found.tables) - len(listed)} tables found")
-    for about, trouble in troubles.items():
-        yield Attempt(about, error=trouble)
 
 
 def _try_program(name: str) -> str:

@@ -5,35 +5,23 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.filesize import decimal
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import Progress as RichProgress
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
 from daemon.errors import SyncError
-from daemon.status.table_status import (
-    SyncState,
-    TableStatus,
-    count_states,
-    differing_text,
-    iso_time,
-    paused_text,
-    resync_text,
-    size_text,
-    span,
-    unverified_text,
-    worst_first,
-)
-from daemon.texts import counted, printable
+from daemon.status.table_status import SyncState, TableStatus, worst_first
+from daemon.status.wording import count_states, differing_text, paused_text, resync_text, size_text, unverified_text
+from daemon.texts import counted, iso_time, printable, span
 from daemon.verify.findings import hint_for
 
 if TYPE_CHECKING:
@@ -54,27 +42,17 @@ _COLOURS = {
     SyncState.PAUSED: "dim",
     SyncState.GONE: "red",
 }
-# The columns of `dvsync status` on a terminal, each with its alignment.
-COLUMNS: dict[str, Literal["left", "right"]] = {
-    "table": "left",
-    "state": "left",
-    "version": "right",
-    "lag": "right",
-    "synced": "right",
-}
-WIDE_COLUMNS: dict[str, Literal["left", "right"]] = {
-    "files": "right",
-    "deleted": "right",
-    "orphans": "right",
-    "fmt": "left",  # Iceberg's format version
-}
+# The columns of `dvsync status` on a terminal, and those with --wide; `fmt` is Iceberg's format version.
+COLUMNS = ("table", "state", "version", "lag", "synced")
+WIDE_COLUMNS = (*COLUMNS, "files", "deleted", "orphans", "fmt")
+LEFT_COLUMNS = ("table", "state", "fmt")
 # The space between two columns, and the smallest width of the name column. A narrower terminal gets plain lines.
 GAP, NAME_MIN = 2, 16
 
 
 @contextmanager
 def replacing(console: Console) -> Iterator[None]:
-    """Print the block at once: on a terminal in place of what it showed, elsewhere below it, after the time."""
+    """Print the block at once: on a terminal in place of the last one, elsewhere below it, after the time."""
     with console.capture() as captured:
         yield
     if console.is_terminal:
@@ -87,10 +65,7 @@ def replacing(console: Console) -> Iterator[None]:
 def print_statuses(
     console: Console, statuses: Sequence[TableStatus], lines: Sequence[str] = (), *, wide: bool = False
 ) -> None:
-    """Print `lines` about the daemon, a count of tables by state, and the tables, the worst first.
-
-    Off a terminal, print one line with all of it for each table, and the `lines` on standard error.
-    """
+    """Print `lines`, a count by state and the tables. Off a terminal: a line for each table, and `lines` on stderr."""
     if not console.is_terminal:
         for line in lines:
             print(printable(line), file=sys.stderr)
@@ -100,21 +75,19 @@ def print_statuses(
         console.print(printable(line), style="dim", markup=False, highlight=False)
     console.print(count_states(statuses), style="bold", markup=False, highlight=False)
     ordered = worst_first(statuses)
-    columns = COLUMNS | WIDE_COLUMNS if wide else COLUMNS
+    columns = WIDE_COLUMNS if wide else COLUMNS
     now = datetime.now(UTC)
-    rows = [
-        [Text(heading, style="bold") for heading in columns],
-        *(_cells(status, now)[: len(columns)] for status in ordered),
-    ]
+    headings = [Text(heading, style="bold") for heading in columns]
+    rows = [headings, *(_cells(status, now)[: len(columns)] for status in ordered)]
     names, *others = (max(cell.cell_len for cell in column) for column in zip(*rows, strict=True))
     left = console.width - sum(others) - GAP * len(others)
     if left < min(names, NAME_MIN):
         _print_lines(console, ordered)
         return
     widths = [min(names, left), *others]
-    console.print(_row(rows[0], widths, columns.values()))
+    console.print(_row(rows[0], widths))
     for cells, status in zip(rows[1:], ordered, strict=True):
-        console.print(_row(cells, widths, columns.values()))
+        console.print(_row(cells, widths))
         error = status.error
         for note in (*_notes(status), *((f"{error.kind}: {error.message}", error.hint) if error else ())):
             console.print(Padding(Text(printable(note)), (0, 0, 0, GAP)))
@@ -122,11 +95,19 @@ def print_statuses(
 
 def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
     for status in statuses:
-        console.print(printable(_status_line(status)), soft_wrap=True, markup=False, highlight=False)
+        size, error = f" ({size_text(status.orphan_bytes)})" if status.orphans_waiting else "", status.error
+        line = (
+            f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
+            f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
+            f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
+            f" deleted={_or_dash(status.deleted_positions)} orphans={_or_dash(status.orphans_waiting)}{size}"
+            f" format={_or_dash(status.format_version)}"
+        )
+        words = [line, *_notes(status), *([f"error={error.kind}: {error.message} ({error.hint})"] if error else [])]
+        console.print(printable(" ".join(words)), soft_wrap=True, markup=False, highlight=False)
 
 
 def _cells(status: TableStatus, now: datetime) -> list[Text]:
-    """Return one cell for each of COLUMNS and WIDE_COLUMNS."""
     synced_at = status.last_synced_at and datetime.fromisoformat(status.last_synced_at)
     return [
         Text(printable(status.name)),
@@ -141,25 +122,13 @@ def _cells(status: TableStatus, now: datetime) -> list[Text]:
     ]
 
 
-def _row(cells: Sequence[Text], widths: Sequence[int], alignments: Iterable[Literal["left", "right"]]) -> Table:
+def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
     """Lay out one row as a grid of its own, so that an error can follow it. A name that is too long is wrapped."""
     row = Table.grid(padding=(0, GAP, 0, 0))
-    for width, justify in zip(widths, alignments, strict=True):
-        row.add_column(width=width, justify=justify, overflow="fold")
+    for width, name in zip(widths, WIDE_COLUMNS, strict=False):
+        row.add_column(width=width, justify="left" if name in LEFT_COLUMNS else "right", overflow="fold")
     row.add_row(*cells)
     return row
-
-
-def _status_line(status: TableStatus) -> str:
-    line = (
-        f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
-        f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
-        f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
-        f" deleted={_or_dash(status.deleted_positions)} orphans={_orphans(status)}"
-        f" format={_or_dash(status.format_version)}"
-    )
-    line = " ".join((line, *_notes(status)))
-    return f"{line} error={status.error.kind}: {status.error.message} ({status.error.hint})" if status.error else line
 
 
 def _notes(status: TableStatus) -> Iterator[str]:
@@ -178,14 +147,8 @@ def _or_dash(value: int | None) -> str:
     return "-" if value is None else str(value)
 
 
-def _orphans(status: TableStatus) -> str:
-    if not status.orphans_waiting:
-        return _or_dash(status.orphans_waiting)
-    return f"{status.orphans_waiting} ({size_text(status.orphan_bytes)})"
-
-
 def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
-    """Format the lag in versions and, in parentheses, in time. `seconds` formats the time."""
+    """The lag in versions and, in parentheses, in time."""
     if status.lag_versions is None:
         return f"unknown since {status.checked_at}" if status.checked_at else "-"
     if status.lag_versions <= 0:
@@ -194,25 +157,21 @@ def _lag(status: TableStatus, seconds: Callable[[float], str]) -> str:
 
 
 def run_lines(runs: Sequence[SyncRun]) -> list[str]:
-    """Describe a table's last syncs and errors."""
     lines = []
     for run in runs:
         operation = f" ({run.operation})" if run.operation else ""
-        took = span(run.duration_ms / 1000)
-        line = f"{iso_time(run.started_at_ms)}  {run.outcome}, version {_or_dash(run.to_version)}{operation}, {took}"
-        if run.message is not None:
-            line += f": {run.message}"
-        else:
-            line += (
-                f": data files +{run.data_files_added} -{run.data_files_removed},"
-                f" delete files +{run.delete_files_added}, positions +{run.positions_added}"
-            )
-        lines.append(line)
+        done = (
+            f"data files +{run.data_files_added} -{run.data_files_removed},"
+            f" delete files +{run.delete_files_added}, positions +{run.positions_added}"
+        )
+        lines.append(
+            f"{iso_time(run.started_at_ms)}  {run.outcome}, version {_or_dash(run.to_version)}{operation},"
+            f" {span(run.duration_ms / 1000)}: {done if run.message is None else run.message}"
+        )
     return lines or ["no sync is recorded yet"]
 
 
 def verdict_line(name: str, verdict: CycleResult) -> str:
-    """Describe one table's result of `dvsync sync`."""
     from daemon.sync.outcomes import SyncOutcome  # noqa: PLC0415 - with PyIceberg, which other commands do not need
 
     if verdict.error is not None:
@@ -236,7 +195,6 @@ def verdict_line(name: str, verdict: CycleResult) -> str:
 
 
 def compaction_lines(name: str, done: Compaction, *, dry_run: bool) -> list[str]:
-    """Describe one table's result of `dvsync compact`."""
     if not done.data_files:
         return [f"{name}: nothing to compact"]
     verb = "would compact" if dry_run else "compacted"
@@ -247,7 +205,6 @@ def compaction_lines(name: str, done: Compaction, *, dry_run: bool) -> list[str]
 
 
 def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
-    """Describe one table's result of `dvsync expire`."""
     lines = [f"{name}: {'would expire' if dry_run else 'expired'} {counted(len(done.expired), 'snapshot')}"]
     if not done.expired:
         lines = [f"{name}: no snapshot to expire"]
@@ -260,7 +217,6 @@ def expiry_lines(name: str, done: Expiry, *, dry_run: bool) -> list[str]:
 
 
 def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
-    """Describe one table's result of `dvsync cleanup`."""
     verb = "would remove" if dry_run else "removed"
     kinds = Counter(file.kind for file in done.removed)
     by_kind = f" ({', '.join(f'{kind} {count}' for kind, count in sorted(kinds.items()))})" if kinds else ""
@@ -274,7 +230,6 @@ def cleanup_lines(name: str, done: Cleanup, *, dry_run: bool) -> list[str]:
 
 
 def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
-    """Describe one table's result of `dvsync verify`."""
     if isinstance(proof, SyncError):
         return [f"{name}: not verified: {proof.kind}: {proof}", f"  {proof.hint}"]
     compared = f"{proof.files:,} of {proof.files_total:,} data files, {proof.rows:,} rows"
@@ -293,44 +248,28 @@ def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
     return [*lines, f"  {hint_for(name, proof.findings.counts)}"]
 
 
-class SyncProgress:
-    """Progress bars for the long steps of `dvsync sync`. Off a terminal, nothing is shown."""
+class SyncProgress(Progress):
+    """Progress bars for the long steps of `dvsync sync`, on a terminal only."""
 
     def __init__(self, console: Console) -> None:
-        self._bars = RichProgress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            console=console,
-            transient=True,
-            disable=not console.is_terminal,
-        )
-
-    def __enter__(self) -> Self:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bars.stop()
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
 
     def of_table(self, name: str) -> TableProgress:
-        return TableProgress(self._bars, name)
+        return TableProgress(self, name)
 
 
+@dataclass(frozen=True)
 class TableProgress:
     """One table's progress: one bar for each kind of work."""
 
-    def __init__(self, bars: RichProgress, name: str) -> None:
-        self._bars = bars
-        self._name = name
-        self._tasks: dict[str, TaskID] = {}
+    bars: Progress
+    name: str
+    tasks: dict[str, TaskID] = field(default_factory=dict)
 
     def advanced(self, done: int, total: int, what: str) -> None:
-        if what not in self._tasks:
-            self._tasks[what] = self._bars.add_task(f"{self._name}: {what}", total=total)
-        self._bars.update(self._tasks[what], completed=done, total=total)
+        if what not in self.tasks:
+            self.tasks[what] = self.bars.add_task(f"{self.name}: {what}", total=total)
+        self.bars.update(self.tasks[what], completed=done, total=total)
         if done >= total:
-            self._bars.remove_task(self._tasks.pop(what))
+            self.bars.remove_task(self.tasks.pop(what))

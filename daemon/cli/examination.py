@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from daemon.cli.invocation import (
-    PATTERN_FAILED,
     ConfigPath,
     TableName,
     TableNames,
     load,
-    load_with_found,
+    load_both,
+    load_chosen,
+    load_valid,
     reported_errors,
     say,
     say_found,
 )
 from daemon.config.settings import TableSettings
-from daemon.errors import SyncError
+from daemon.errors import ConfigInvalid, SyncError
 
 if TYPE_CHECKING:
+    from pyiceberg.table import Table
+
     from daemon.status.deletions import FileDetail, TableDeletions
+    from daemon.sync.context import TableContext
 
 
 def doctor(
@@ -103,7 +109,6 @@ def verify(
 
     from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
     from daemon.cli.operations import verify_tables  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
     from daemon.verify.findings import Level, Sample, Scope, as_json_object  # noqa: PLC0415
 
     if rows and metadata:
@@ -112,9 +117,7 @@ def verify(
     scope = Scope(level, Sample.of(sample), at)
     failed, results = False, []
     with reported_errors():
-        settings = load_with_found(context, config, tables or ())
-        failed = not tables and PATTERN_FAILED in context.meta
-        chosen = find_tables(settings, tables or [])
+        settings, chosen, failed = load_chosen(context, config, tables)
         with SyncProgress(Console(stderr=True)) as progress:
             for table, proof in verify_tables(settings, chosen, progress.of_table, scope):
                 failed = failed or isinstance(proof, SyncError) or not proof.is_right
@@ -124,6 +127,21 @@ def verify(
     if as_json:
         say_found(results, (), as_json=True)
     raise typer.Exit(1 if failed else 0)
+
+
+@contextmanager
+def _opened_table(context: typer.Context, config: Path | None, name: str) -> Iterator[tuple[TableContext, Table]]:
+    """Load an Iceberg table, to read it beside a running daemon. Errors inside are reported."""
+    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.service.assembly import open_parts  # noqa: PLC0415
+    from daemon.sync.context import as_sync_errors  # noqa: PLC0415
+
+    with reported_errors():
+        settings = load_both(context, config, [name])[1]
+        table = find_table(settings, name)
+        with open_parts(settings) as parts, as_sync_errors(table.name):
+            opened = parts.context(table)
+            yield opened, opened.load_table()
 
 
 def show(
@@ -137,15 +155,11 @@ def show(
     Prints the metadata file, the snapshot, the Delta version that it shows, and a line for each of Spark, PyIceberg,
     DuckDB, Polars, Trino and ClickHouse.
     """
-    from daemon.cli.operations import opened_table  # noqa: PLC0415
-    from daemon.cli.snapshots import table_lines  # noqa: PLC0415
-    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.cli.details import table_lines  # noqa: PLC0415
     from daemon.status.snapshots import show_table  # noqa: PLC0415
 
-    with reported_errors():
-        settings = load_with_found(context, config, [table])
-        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
-            shown = show_table(opened.settings.name, iceberg)
+    with _opened_table(context, config, table) as (opened, iceberg):
+        shown = show_table(opened.settings.name, iceberg)
     say_found(shown, table_lines(shown), as_json=as_json)
 
 
@@ -171,19 +185,16 @@ def snapshots(
     """
     if delta_version is not None and timestamp is not None:
         raise typer.BadParameter("give a version or a time, not both", param_hint="--timestamp")
-    from daemon.cli.operations import opened_table  # noqa: PLC0415
-    from daemon.cli.snapshots import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
-    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.cli.details import choice_lines, list_lines, parse_time_ms  # noqa: PLC0415
     from daemon.status.snapshots import choose_by_time, choose_by_version, list_snapshots  # noqa: PLC0415
 
     with reported_errors():
         at_ms = parse_time_ms(timestamp) if timestamp is not None else None
-        settings = load_with_found(context, config, [table])
-        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
-            choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
-            if at_ms is not None:
-                choice = choose_by_time(iceberg, opened.log, at_ms)
-            found = list_snapshots(iceberg)
+    with _opened_table(context, config, table) as (opened, iceberg):
+        choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
+        if at_ms is not None:
+            choice = choose_by_time(iceberg, opened.log, at_ms)
+        found = list_snapshots(iceberg)
     lines = choice_lines(choice) if choice else list_lines(found[:limit], len(found[limit:]))
     say_found(choice or found[:limit], lines, as_json=as_json)
     raise typer.Exit(1 if choice and choice.snapshot is None else 0)
@@ -205,19 +216,39 @@ def inspect(
     Lists its deletion vectors by storage type, the data files and partitions with the largest share of deleted rows,
     delete files and what they serve, orphans, and snapshots.
     """
-    from daemon.cli.inspect import file_lines, table_lines  # noqa: PLC0415
-    from daemon.cli.operations import opened_table  # noqa: PLC0415
-    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.cli.details import deletion_lines, file_lines  # noqa: PLC0415
     from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
 
     found: TableDeletions | FileDetail
-    with reported_errors():
-        settings = load_with_found(context, config, [table])
-        with opened_table(settings, find_table(settings, table)) as (opened, iceberg):
-            if file is not None:
-                found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
-                lines = file_lines(found)
-            else:
-                found = inspect_table(opened, iceberg, rows_max=limit)
-                lines = table_lines(found, now_ms=opened.clock.now_ms())
+    with _opened_table(context, config, table) as (opened, iceberg):
+        if file is not None:
+            found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
+            lines = file_lines(found)
+        else:
+            found = inspect_table(opened, iceberg, rows_max=limit)
+            lines = deletion_lines(found, now_ms=opened.clock.now_ms())
     say_found(found, lines, as_json=as_json)
+
+
+def history(
+    context: typer.Context,
+    table: TableName,
+    *,
+    limit: Annotated[int, typer.Option("--limit", help="List at most this many, the newest first.", min=1)] = 20,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the syncs as JSON.")] = False,
+    config: ConfigPath = None,
+) -> None:
+    """List the last syncs and errors of a table."""
+    from daemon.cli.console import run_lines  # noqa: PLC0415
+    from daemon.cli.tables import read_runs  # noqa: PLC0415
+    from daemon.status.table_status import run_status  # noqa: PLC0415
+
+    with reported_errors():
+        settings, is_valid = load_valid(context, config, "state", "share")
+        try:
+            runs = read_runs(settings, table, limit)
+        except ConfigInvalid:
+            if not is_valid:
+                load(context, config)  # Raises: the table's entry may be the faulty one.
+            raise
+    say_found([run_status(run) for run in runs], run_lines(runs), as_json=as_json)

@@ -7,7 +7,7 @@ import os
 import shlex
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,14 +21,16 @@ from daemon.config.load import load_settings
 from daemon.config.settings import Settings
 from daemon.config.share import ALL
 from daemon.config.value_types import ENV_PREFIX
-from daemon.doctor.diagnosis import Diagnosis, Verdict
+from daemon.doctor.diagnosis import Verdict
 from daemon.doctor.lake import lines_on
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.masking import hide
 from daemon.service.discovery import Found, discover
 
 CATALOG = "local"
-WIDTH = 118
+WRAPPER = textwrap.TextWrapper(
+    118, initial_indent="  # ", subsequent_indent="  #   ", break_long_words=False, break_on_hyphens=False
+)
 HEAD = """\
 # Written by `dvsync init`. docs/configuration.md explains every key.
 #
@@ -66,11 +68,7 @@ defaults:
 
 
 def write_configuration(path: Path, places: Iterable[str], report: Callable[[str], None]) -> None:
-    """Examine the Delta tables in `places` and write a configuration for them to `path`. `report` gets lines to print.
-
-    Raises ConfigInvalid if `path` already exists or cannot be written, or if a place has no table. Raises
-    ObjectStoreAway. After an error nothing has been written.
-    """
+    """Examine the tables in `places` and write a configuration, or nothing. Raises ConfigInvalid, ObjectStoreAway."""
     if os.path.lexists(path):
         raise _already_exists(path)
     if not path.absolute().parent.is_dir():
@@ -88,7 +86,7 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
     for line in tables_in_two_places(written):
         report(line)
     if names := ", ".join(sorted(name for name in os.environ if name.startswith(f"{ENV_PREFIX}STORAGE__"))):
-        report(f"Not in the file, so that dvsync needs them again: {names}.")
+        report(f"These variables are not in the file, and dvsync needs them whenever it runs: {names}.")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none yet"
     option = f" --config {shlex.quote(str(path))}"
     report(
@@ -98,7 +96,7 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
 
 
 def _examine(settings: Settings, found: Found, items: Sequence[Item], report: Callable[[str], None]) -> Counter[str]:
-    """Examine each table, report the findings, and add refusals to the items. Returns a count of tables by verdict."""
+    """Examine each table, report the findings, and add refusals to the items. Returns the verdicts."""
     for item in items:
         if item.is_pattern:
             item.remarks.append(f"Matching tables now: {list(found.patterns.values()).count(item.source)}.")
@@ -106,33 +104,23 @@ def _examine(settings: Settings, found: Found, items: Sequence[Item], report: Ca
     verdicts: Counter[str] = Counter()
     before = None
     for table, examined in examine_tables(settings, found.tables):
-        report("\n".join(_lines_on(table.source, examined, is_same=examined is before)))
+        if examined is before:
+            report(f"{table.source}: could not be examined, for the same reason")
+        else:
+            report("\n".join(lines_on(table.source, examined, Verdict.NOTE, Verdict.REFUSED)))
         before = examined
         if isinstance(examined, SyncError):
             verdicts["could not be examined"] += 1
             continue
         verdicts["can be followed" if examined.is_followed else "refused"] += 1
         if not examined.is_followed:
-            _remark(by_source[found.patterns.get(table.source, table.source)], examined)
+            # A single table is also commented out; a pattern stays active.
+            item = by_source[found.patterns.get(table.source, table.source)]
+            verdict = f"{table.source} will be parked" if item.is_pattern else "Refused"
+            item.is_refused = not item.is_pattern
+            refusals = (each for each in examined.findings if each.verdict is Verdict.REFUSED)
+            item.remarks += (f"{verdict}: {each.subject}: {each.text}. {each.hint or ''}" for each in refusals)
     return verdicts
-
-
-def _remark(item: Item, refused: Diagnosis) -> None:
-    """Add the reasons of a refusal to the item. A single table is also commented out; a pattern stays active."""
-    verdict = f"{refused.source} will be parked" if item.is_pattern else "Refused"
-    item.is_refused = not item.is_pattern
-    item.remarks += (
-        f"{verdict}: {finding.subject}: {finding.text}. {finding.hint or ''}"
-        for finding in refused.findings
-        if finding.verdict is Verdict.REFUSED
-    )
-
-
-def _lines_on(source: str, examined: Diagnosis | SyncError, *, is_same: bool) -> Sequence[str]:
-    """Return the notes and refusals of one table as lines. An error that `is_same` as the last one is not repeated."""
-    if is_same:
-        return [f"{source}: could not be examined, for the same reason"]
-    return lines_on(source, examined, Verdict.NOTE, Verdict.REFUSED)
 
 
 def _load(path: Path, items: Sequence[Item]) -> Settings:
@@ -146,27 +134,16 @@ def _load(path: Path, items: Sequence[Item]) -> Settings:
 
 
 def _text(items: Iterable[Item]) -> str:
-    lines = [line for item in items for line in _lines_of(item)]
+    lines: list[str] = []
+    for item in items:
+        for remark in item.remarks:
+            lines += WRAPPER.wrap("".join(sign if sign.isprintable() else " " for sign in remark))
+        mark = "# " if item.is_refused else ""
+        local = item.source.removeprefix("file://")
+        lines.append(f"  {mark}- source: {_scalar(item.source if '://' in local else local)}")
+        lines.append(f"  {mark}  target: {_scalar(item.target)}")
     key = "tables:" if any(not item.is_refused for item in items) else "tables: []"
     return "\n".join([f"{HEAD}{key}", *lines, ""])
-
-
-def _lines_of(item: Item) -> Iterator[str]:
-    """Yield the YAML lines of an item. A refused item becomes a comment."""
-    for remark in item.remarks:
-        printable = "".join(sign if sign.isprintable() else " " for sign in remark)
-        yield from textwrap.wrap(
-            printable,
-            WIDTH,
-            initial_indent="  # ",
-            subsequent_indent="  #   ",
-            break_long_words=False,
-            break_on_hyphens=False,
-        )
-    mark = "# " if item.is_refused else ""
-    local = item.source.removeprefix("file://")
-    yield f"  {mark}- source: {_scalar(item.source if '://' in local else local)}"
-    yield f"  {mark}  target: {_scalar(item.target)}"
 
 
 def _scalar(text: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 import typer
 
 from daemon.config.redaction import SECRET_KEY, find_secrets
-from daemon.config.settings import LogSettings, Settings
+from daemon.config.settings import LogSettings, Settings, TableSettings
 from daemon.config.value_types import ENV_PREFIX, duration_s
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.masking import hide
@@ -32,14 +32,11 @@ ConfigPath = Annotated[
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name in the configuration.")]
 TableNames = Annotated[
     list[str] | None,
-    typer.Argument(
-        metavar="TABLE", help="Names of tables, in which `*` stands for any part; all tables when left out."
-    ),
+    typer.Argument(metavar="TABLE", help="Names of tables, in which `*` stands for any part; all tables by default."),
 ]
 ChosenTables = Annotated[
     list[str] | None, typer.Argument(metavar="TABLE", help="Names of tables, in which `*` stands for any part.")
 ]
-AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
 
 
 def config_path(context: typer.Context, config: Path | None) -> Path:
@@ -55,10 +52,7 @@ def load(
     quiet: bool = False,
     ask_pyiceberg: bool = False,
 ) -> Settings:
-    """The settings; those of the environment alone if `optional` and no file is named or there.
-
-    `quiet` is for a command that prints its result: its log goes to standard error, warnings and above.
-    """
+    """`optional`: without a file, those of the environment. `quiet`: for a command with a result, log to stderr."""
     from daemon.config.load import load_settings  # noqa: PLC0415
 
     path = config_path(context, config)
@@ -79,22 +73,23 @@ def load_valid(context: typer.Context, config: Path | None, *sections: str) -> t
 
 
 def _without_secrets_shown(settings: Settings) -> Settings:
-    """The same settings, after their secrets were hidden from all output."""
     hide(settings.secrets())
     hide_environment()
     return settings
 
 
-def load_with_found(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> Settings:
-    """The settings with the tables that patterns find now; see `load_both`."""
-    return load_both(context, config, wanted)[1]
+def load_chosen(
+    context: typer.Context, config: Path | None, names: Sequence[str] | None
+) -> tuple[Settings, list[TableSettings], bool]:
+    """The settings of `load_both`, the tables that `names` names, and whether these lack tables of a failed pattern."""
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
+
+    settings = load_both(context, config, names or ())[1]
+    return settings, find_tables(settings, names or ()), not names and PATTERN_FAILED in context.meta
 
 
 def load_both(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> tuple[Settings, Settings]:
-    """The settings as they were written, with the patterns, and with the tables that patterns find now.
-
-    What could not be listed or followed is printed and noted, unless the `wanted` tables are all found.
-    """
+    """The settings as written, and with the tables that patterns find. Prints what fails, unless `wanted` are found."""
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
 
     configured = load(context, config, quiet=True)
@@ -145,13 +140,8 @@ def reported_errors() -> Iterator[None]:
     try:
         yield
     except SyncError as error:
-        raise exit_with(error) from None
-
-
-def exit_with(error: SyncError) -> typer.Exit:
-    """Print the error on standard error."""
-    typer.echo(f"{error}\n{error.hint}", err=True)
-    return typer.Exit(2 if isinstance(error, ConfigInvalid) else 1)
+        typer.echo(f"{error}\n{error.hint}", err=True)
+        raise typer.Exit(2 if isinstance(error, ConfigInvalid) else 1) from None
 
 
 def seconds(text: str) -> float:

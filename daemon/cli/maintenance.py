@@ -10,13 +10,10 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from daemon.cli.invocation import PATTERN_FAILED, ConfigPath, TableNames, load_with_found, reported_errors, say
+from daemon.cli.invocation import ConfigPath, TableNames, load_chosen, reported_errors, say
 from daemon.errors import SyncError
 
 if TYPE_CHECKING:
-    from daemon.maintenance.cleanup import Cleanup
-    from daemon.maintenance.compaction import Compaction
-    from daemon.maintenance.expiry import Expiry
     from daemon.maintenance.maintainer import Maintainer
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
@@ -29,10 +26,8 @@ def compact(
     """Merge the delete files of each data file that has many. No row changes."""
     from daemon.cli.console import compaction_lines  # noqa: PLC0415
 
-    def work(maintainer: Maintainer, stop: Event) -> Compaction:
-        return maintainer.compact(stop, dry_run=dry_run)
-
-    _maintain(context, config, tables, work, partial(compaction_lines, dry_run=dry_run), alone=not dry_run)
+    lines = partial(compaction_lines, dry_run=dry_run)
+    _maintain(context, config, tables, lambda each, stop: each.compact(stop, dry_run=dry_run), lines, alone=not dry_run)
 
 
 def expire(
@@ -41,10 +36,8 @@ def expire(
     """Remove old and unreadable snapshots from the Iceberg tables. `cleanup` removes their files later."""
     from daemon.cli.console import expiry_lines  # noqa: PLC0415
 
-    def work(maintainer: Maintainer, _: Event) -> Expiry:
-        return maintainer.expire(dry_run=dry_run)
-
-    _maintain(context, config, tables, work, partial(expiry_lines, dry_run=dry_run), alone=not dry_run)
+    lines = partial(expiry_lines, dry_run=dry_run)
+    _maintain(context, config, tables, lambda each, _: each.expire(dry_run=dry_run), lines, alone=not dry_run)
 
 
 def cleanup(
@@ -63,11 +56,14 @@ def cleanup(
 
     if remove and not scan:
         raise typer.BadParameter("needs --scan", param_hint="--remove")
-
-    def work(maintainer: Maintainer, stop: Event) -> Cleanup:
-        return maintainer.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove)
-
-    _maintain(context, config, tables, work, partial(cleanup_lines, dry_run=dry_run), alone=False)
+    _maintain(
+        context,
+        config,
+        tables,
+        lambda each, stop: each.clean_up(stop, dry_run=dry_run, scan=scan, remove_found=remove),
+        partial(cleanup_lines, dry_run=dry_run),
+        alone=False,
+    )
 
 
 def _maintain(
@@ -79,15 +75,12 @@ def _maintain(
     *,
     alone: bool,
 ) -> None:
-    """Do `work` for each of the named tables, and print its `lines`."""
     from daemon.cli.operations import maintain_tables  # noqa: PLC0415
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
 
     failed = False
     with reported_errors():
-        settings = load_with_found(context, config, tables or ())
-        failed = not tables and PATTERN_FAILED in context.meta
-        for table, done in maintain_tables(settings, find_tables(settings, tables or []), work, alone=alone):
+        settings, chosen, failed = load_chosen(context, config, tables)
+        for table, done in maintain_tables(settings, chosen, work, alone=alone):
             if isinstance(done, SyncError):
                 failed = True
                 say(f"{table.name}: {done.kind}: {done}\n  {done.hint}")

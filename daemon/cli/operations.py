@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from fnmatch import fnmatchcase
 from threading import Event
 from typing import TypeVar
 
 import structlog
-from pyiceberg.table import Table
 from rich.filesize import decimal
 
 from daemon.cli.report import ask_for_tables
@@ -31,10 +30,11 @@ from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
-from daemon.status.table_status import NOT_FOLLOWED, paused_text
+from daemon.status.table_status import NOT_FOLLOWED
 from daemon.status.watch import Watch
+from daemon.status.wording import paused_text
 from daemon.store.storage import FileIOStorage
-from daemon.sync.context import Progress, TableContext, as_sync_errors
+from daemon.sync.context import Progress, as_sync_errors
 from daemon.sync.memory import as_sync_error, keep_rows
 from daemon.texts import counted
 from daemon.verify.findings import Proof, Sample, Scope
@@ -77,8 +77,8 @@ def sync_tables(
         vanished = [each for each in gone if each.is_vanished]
         for each in vanished:
             remember_vanished(parts.store, each.record, parts.clock.now_ms())
-        board.show_gone([each.status for each in vanished])
-        watch.look(board.statuses(), parts.store.list_tables())
+        board.gone = [each.status for each in vanished]
+        watch.compare(board.statuses(), parts.store.list_tables())
         for table in tables:
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name), board), board)
@@ -90,7 +90,7 @@ def sync_tables(
                 done = cycle.sync(stop, full=full)
                 if done.error and cycle.has_newer_version():
                     done = cycle.sync(stop)
-                watch.look(board.statuses(), parts.store.list_tables())
+                watch.compare(board.statuses(), parts.store.list_tables())
                 yield table, done
                 more = done.result is not None and done.result.more
         parts.outbox.close(NOTICES_MAX_S)
@@ -133,10 +133,7 @@ def tables_to_examine(
 def examine_tables(
     settings: Settings, tables: Sequence[TableSettings]
 ) -> Iterator[tuple[TableSettings, Diagnosis | SyncError]]:
-    """Diagnose each of these Delta tables, and yield the diagnosis or the error.
-
-    Large tables share one Spark session. If it cannot start, each of them gets that error.
-    """
+    """Diagnose each of these tables, and yield the diagnosis or the error. Large ones share one Spark session."""
     clock = SystemClock()
     spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
     try:
@@ -152,7 +149,7 @@ def examine_tables(
 
 
 def _known(name: str, raised: Exception) -> SyncError:
-    """One of the error kinds for what went wrong with one table: the command goes on with the others."""
+    """The error kind of what one table raised: the command goes on with the others."""
     error = as_sync_error(raised)
     if isinstance(error, InternalError):
         _log.error(events.SYNC_FAILED, table=name, kind=error.kind, reason=error.message, exc_info=raised)
@@ -192,17 +189,6 @@ def verify_tables(
                 yield table, _known(table.name, error)
 
 
-@contextmanager
-def opened_table(settings: Settings, table: TableSettings) -> Iterator[tuple[TableContext, Table]]:
-    """Open a table's parts and load its Iceberg table, to read both beside a running daemon.
-
-    Raises ObjectMissing before the first sync, CatalogAway, StateStoreAway.
-    """
-    with open_parts(settings) as parts, as_sync_errors(table.name):
-        context = parts.context(table)
-        yield context, context.load_table()
-
-
 def forget_tables(
     configured: Settings, settings: Settings, wanted: Sequence[str], *, drop: bool
 ) -> Iterator[str | SyncError]:
@@ -224,12 +210,10 @@ def forget_tables(
                 hint = "It does not answer. Correct `health` in the configuration, or stop that process first."
                 raise StateInUse(error.message, hint=hint) from error
         running = {each.name for each in statuses or () if each.error is None or each.error.kind != NOT_FOLLOWED}
-        followed = [record.name for record in records if record.name in running]
+        followed = [f"{each.name}: the running daemon still follows it" for each in records if each.name in running]
         if followed:
             hint = "Let it read the configuration again (SIGHUP), or wait a minute if a folder has just vanished."
-            raise ConfigInvalid(
-                "\n".join(f"{name}: the running daemon still follows it" for name in followed), hint=hint
-            )
+            raise ConfigInvalid("\n".join(followed), hint=hint)
         # A catalog may ignore case, and a table in it may have got another name: then the target says nothing.
         by_target = {table.target: table.name for table in settings.tables}
         by_uuid = {each.table_uuid: each.name for each in parts.store.list_tables() if each not in records}
@@ -309,8 +293,8 @@ def maintain_tables(
             record = parts.store.find_table(table.name, table.source, table.target)
             pause = record.pause_at(parts.clock.now_ms()) if record else None
             if alone and pause:
-                said = f"it is {paused_text(pause)}"
-                yield table, Unsupported(said, hint=f"Run `dvsync resume {table.name}` first.")
+                hint = f"Run `dvsync resume {table.name}` first."
+                yield table, Unsupported(f"it is {paused_text(pause)}", hint=hint)
                 continue
             try:
                 yield table, verb(Maintainer(parts.context(table)), stop)

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from http.client import HTTPException
-from urllib.error import HTTPError
+from http.client import HTTPConnection, HTTPException
 from urllib.parse import quote
-from urllib.request import ProxyHandler, Request, build_opener
-from urllib.response import addinfourl
 
 from daemon.config.settings import HealthSettings
 
@@ -24,14 +21,13 @@ class Answer:
 
 def ask(health: HealthSettings, path: str) -> Answer:
     """GET `path` of the daemon. If the daemon does not answer, the result says so; nothing is raised."""
-    return _exchange(health, Request(f"{url_of(health)}/{path}"))
+    return _exchange(health, "GET", path, {})
 
 
 def ask_to_sync(health: HealthSettings, table: str) -> Answer:
     """Ask the daemon to poll a table now, with `health.token`."""
-    request = Request(f"{url_of(health)}/api/tables/{quote(table)}/sync", method="POST")
-    request.add_header("authorization", f"Bearer {health.token}")
-    return _exchange(health, request)
+    headers = {"authorization": f"Bearer {health.token}"}
+    return _exchange(health, "POST", f"api/tables/{quote(table)}/sync", headers)
 
 
 def url_of(health: HealthSettings) -> str:
@@ -39,20 +35,18 @@ def url_of(health: HealthSettings) -> str:
     return f"http://{f'[{host}]' if ':' in host else host}:{health.port}"
 
 
-def _exchange(health: HealthSettings, request: Request) -> Answer:
+def _exchange(health: HealthSettings, method: str, path: str, headers: dict[str, str]) -> Answer:
+    # Proxies of the environment do not count here: they cannot reach this machine's loopback address.
+    connection = HTTPConnection(ANY.get(health.host, health.host), health.port, timeout=TIMEOUT_S)
+    url = f"{url_of(health)}/{path}"
     try:
-        # Ignore the proxies of the environment: a proxy cannot reach this machine's loopback address.
-        opener = build_opener(ProxyHandler({}))
-        with opener.open(request, timeout=TIMEOUT_S) as response:
-            return _answer(request, response, is_well=True)
-    except HTTPError as error:
-        with error:
-            return _answer(request, error, is_well=False)
+        connection.request(method, f"/{path}", headers=headers)
+        response = connection.getresponse()
+        text = response.read().decode(errors="replace")
     except (OSError, HTTPException) as error:
-        return Answer(False, f"{request.full_url} does not answer: {getattr(error, 'reason', error)}")
-
-
-def _answer(request: Request, response: addinfourl, *, is_well: bool) -> Answer:
+        return Answer(False, f"{url} does not answer: {error}")
+    finally:
+        connection.close()
     if response.headers.get_content_type() != "application/json":
-        return Answer(False, f"what answers at {request.full_url} is not dvsync")
-    return Answer(is_well, response.read().decode(errors="replace"))
+        return Answer(False, f"what answers at {url} is not dvsync")
+    return Answer(response.status < 300, text)

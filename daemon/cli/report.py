@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
+import typer
 
+from daemon.cli.invocation import config_path, load_both, load_valid
 from daemon.cli.probe import ask, url_of
+from daemon.cli.tables import read_statuses
 from daemon.config.settings import HealthSettings, Settings
 from daemon.errors import SyncError
 from daemon.status.table_status import TableStatus
@@ -30,11 +35,31 @@ class Report:
 NO_DAEMON_KNOWN = "no daemon is known: health.port is 0, which takes any free port"
 
 
-def ask_for_tables(settings: Settings) -> Report:
-    """Ask the daemon of these settings for all its tables. Nothing is raised.
+def find_statuses(
+    context: typer.Context, config: Path | None, wanted: Sequence[str]
+) -> tuple[list[str], list[TableStatus]]:
+    """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
+    settings, is_valid = load_valid(context, config, "state", "share", "health")
+    report = ask_for_tables(settings)
+    if report.statuses is not None:
+        faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
+        lines = [*report.lines, *([] if is_valid else [f"{config_path(context, config)} {faulty}"])]
+        followed = {status.name for status in report.statuses}
+        for table in settings.tables if is_valid else ():
+            if not table.is_pattern and table.name not in followed and settings.share.owns(table.target):
+                lines.append(f"{table.name}: the daemon does not follow it yet; SIGHUP makes it read the configuration")
+        return lines, report.statuses
+    configured, settings = load_both(context, config, wanted)
+    statuses, moved = read_statuses(configured, settings)
+    lines = [*report.lines, "what follows is from the state database", *moved]
+    if settings.share.count > 1:
+        others = sum(not settings.share.owns(table.target) for table in settings.tables)
+        lines.append(f"share {settings.share}; tables of other shares: {others}")
+    return lines, statuses
 
-    It may have another address than that of the settings: one of its environment, or of a former configuration.
-    """
+
+def ask_for_tables(settings: Settings) -> Report:
+    """Ask the daemon of these settings, or the holder of the lease if that has another address. Nothing is raised."""
     configured = settings.health
     report = Report(None, [NO_DAEMON_KNOWN])
     if configured.port != 0:
@@ -50,7 +75,6 @@ def ask_for_tables(settings: Settings) -> Report:
 
 
 def find_address(settings: Settings) -> HealthSettings | None:
-    """Return where the holder of the lease answers, if the state database has that."""
     address = None
     # What is wrong with the database is said by whoever needs it.
     with suppress(SyncError), open_store(settings, reads_only=True) as store:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain, count
 from pathlib import Path
@@ -44,32 +45,33 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
     """
     clock, storage = SystemClock(), FileIOStorage(settings.file_properties(catalog))
     locations = list(dict.fromkeys(_location(place) for place in places))
-    patterns = [Item(place, _pattern_target(place)) for place in locations if "*" in place]
+    patterns = []
+    for place in locations:
+        if "*" in place:
+            above, _ = _last_folders(place)
+            patterns.append(Item(place, "{parent}.{name}" if "*" in above else f"{_word(above)}.{{name}}"))
     tables = _find_tables(storage, clock, [place for place in locations if "*" not in place], report)
-    found = discover(
-        settings.model_copy(
-            update={
-                "tables": tuple(
-                    TableSettings(source=item.source, target=item.target, catalog=catalog) for item in patterns
-                )
-            }
-        ),
-        clock,
-        {},
-    )
+    placed = tuple(TableSettings(source=item.source, target=item.target, catalog=catalog) for item in patterns)
+    found = discover(settings.model_copy(update={"tables": placed}), clock, {})
     nameless: dict[str, str] = {}
     for about, error in found.troubles.items():
         if any(item.source == about for item in patterns):
             raise error
         # A table whose folder name does not fit the pattern gets an item of its own.
-        if _is_table(storage, clock, about):
+        is_table = False
+        with suppress(SyncError):
+            is_table = DeltaLog(storage, about, clock).is_there()
+        if is_table:
             nameless[about] = f"The pattern leaves this table out: {error.message}."
         else:
             report(f"{about}: skipped: {error.message}")
     taken = {table.target.casefold() for table in found.tables}
     listed = []
     for source in sorted({*tables, *nameless} - found.patterns.keys()):
-        target = _table_target(source, taken)
+        # The folder above and the table's folder, with a number if that is taken.
+        target = ".".join(map(_word, _last_folders(source)))
+        numbered = (f"{target}_{number}" for number in count(2))
+        target = next(name for name in chain([target], numbered) if name.casefold() not in taken)
         taken.add(target.casefold())
         listed.append(Item(source, target, [nameless[source]] if source in nameless else []))
     return [*listed, *patterns]
@@ -129,25 +131,6 @@ def _walk(storage: FileIOStorage, clock: Clock, place: str, report: Callable[[st
                 # Leave out a folder with `*` in its name: as a source it would be a pattern.
                 below += (f"{folder}/{name}" for name in names if not name.startswith(("_", ".")) and "*" not in name)
         level = below
-
-
-def _is_table(storage: FileIOStorage, clock: Clock, location: str) -> bool:
-    try:
-        return DeltaLog(storage, location, clock).is_there()
-    except SyncError:
-        return False
-
-
-def _pattern_target(pattern: str) -> str:
-    above, _ = _last_folders(pattern)
-    return "{parent}.{name}" if "*" in above else f"{_word(above)}.{{name}}"
-
-
-def _table_target(source: str, taken: Collection[str]) -> str:
-    """Return the folder above and the table's folder as a target, with a number if that is `taken`."""
-    target = ".".join(map(_word, _last_folders(source)))
-    numbered = (f"{target}_{number}" for number in count(2))
-    return next(name for name in chain([target], numbered) if name.casefold() not in taken)
 
 
 def _last_folders(location: str) -> tuple[str, str]:

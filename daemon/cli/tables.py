@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -43,35 +43,38 @@ class GoneTable:
     status: TableStatus
     is_vanished: bool
 
-    @property
-    def text(self) -> str:
-        error = self.status.error
-        return f"{self.record.name}: gone: {error.message}\n  {error.hint}" if error else ""
-
 
 def find_gone(configured: Settings, settings: Settings, wanted: Sequence[str]) -> list[GoneTable]:
-    """Return the tables that are gone: those that `wanted` names, and by default or by `*` those that have vanished.
-
-    `settings` is `configured` with the tables that patterns find. Raises StateStoreAway.
-    """
-    now_ms = SystemClock().now_ms()
+    """Return the gone tables that `wanted` names, and by default or by `*` those that have vanished."""
     with open_store(settings, reads_only=True) as store:
-        gone = gone_among(store.list_tables(), _own_names(settings), settings.share)
-    found, vanished = [], _vanished(configured, settings, gone)
+        return [
+            each
+            for each in _gone_tables(configured, settings, store, store.list_tables())
+            if each.record.name in wanted
+            or (each.is_vanished and (not wanted or any(_stands_for(name, each.record.name) for name in wanted)))
+        ]
+
+
+def _gone_tables(
+    configured: Settings, settings: Settings, store: TableStore, records: Sequence[TableRecord]
+) -> Iterator[GoneTable]:
+    gone, now_ms = _gone_among(settings, records), SystemClock().now_ms()
+    by_pattern = vanished_by_pattern(configured, gone, {table.source for table in settings.tables})
+    vanished = {record.id for group in by_pattern.values() for record in group}
     for record in gone:
         is_vanished = record.id in vanished
-        is_chosen = not wanted or any(_stands_for(name, record.name) for name in wanted)
-        if record.name in wanted or (is_vanished and is_chosen):
-            found.append(GoneTable(record, gone_status(record, None, now_ms, is_vanished=is_vanished), is_vanished))
-    return found
+        status = gone_status(record, store.count(record.id), now_ms, is_vanished=is_vanished)
+        yield GoneTable(record, status, is_vanished)
+
+
+def _gone_among(settings: Settings, records: Iterable[TableRecord]) -> list[TableRecord]:
+    """The tables that are gone. One that went to another share by its new target is gone here."""
+    own = {table.name for table in settings.tables if settings.share.owns(table.target)}
+    return gone_among(records, own, settings.share)
 
 
 def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings]:
-    """Return the tables with these names, or all tables of our share if `wanted` is empty.
-
-    A `*` stands for any part of the names of our share's tables. Raises ConfigInvalid for unknown names, and for tables
-    of other shares.
-    """
+    """Return the tables that `wanted` names, or all of our share. Raises ConfigInvalid for others."""
     known, share = {table.name: table for table in settings.tables}, settings.share
     _check_gone(settings, [name for name in wanted if name not in known and "*" not in name])
     own = [name for name, table in known.items() if share.owns(table.target)]
@@ -97,8 +100,8 @@ def find_table(settings: Settings, wanted: str) -> TableSettings:
 
 
 def _several(wanted: str, names: Sequence[str]) -> ConfigInvalid:
-    listed = ", ".join(names[:LISTED_MAX])
-    return ConfigInvalid(f"{wanted} stands for {len(names)} tables", hint=f"Name one of them: {listed}.")
+    hint = f"Name one of them: {', '.join(names[:LISTED_MAX])}."
+    return ConfigInvalid(f"{wanted} stands for {len(names)} tables", hint=hint)
 
 
 def _check_gone(settings: Settings, names: Sequence[str]) -> None:
@@ -107,16 +110,11 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
         return
     with open_store(settings, reads_only=True) as store:
         gone = {record.name: record for record in gone_among(store.list_tables(), (), settings.share)}
-    lines = [
-        f"{name}: the table is gone: its Delta table has vanished, or the configuration no longer leads to it"
-        + (
-            f"; its Iceberg table {record.target} is left as {record.metadata_location}"
-            if record.metadata_location
-            else ""
-        )
-        for name in names
-        if (record := gone.get(name))
-    ]
+    lines = []
+    for record in (gone[name] for name in names if name in gone):
+        why = "its Delta table has vanished, or the configuration no longer leads to it"
+        left = f"; its Iceberg table {record.target} is left as {record.metadata_location}"
+        lines.append(f"{record.name}: the table is gone: {why}{left if record.metadata_location else ''}")
     if lines:
         hint = "`dvsync status` says why. Bring it back, and dvsync continues; or `dvsync forget` the table."
         raise ConfigInvalid("\n".join(lines), hint=hint)
@@ -125,10 +123,7 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
 def select_names(
     wanted: Sequence[str], listed: Collection[str], known: Collection[str] = (), *, what: str = "tables"
 ) -> list[str]:
-    """Return the `wanted` names, each once; those with `*` become all names that match among the `listed` ones.
-
-    Raises ConfigInvalid for a name that is neither `listed` nor `known`, and for a pattern that matches nothing.
-    """
+    """Return the `wanted` names, each once, or what `*` matches of the `listed`. Raises ConfigInvalid otherwise."""
     selected: dict[str, None] = {}
     unknown = []
     for name in wanted:
@@ -140,24 +135,20 @@ def select_names(
         if not matching:
             unknown.append(name)
     if unknown:
-        raise _no_such_table(unknown, {*listed, *known}, what)
+        names = sorted({*listed, *known})
+        close = [near for name in unknown for near in get_close_matches(name, names)]
+        if close:
+            hint = f"Did you mean {' or '.join(dict.fromkeys(close))}? `dvsync status` lists all tables."
+        elif len(names) <= LISTED_MAX:
+            hint = f"The {what} are {', '.join(names)}." if names else f"There are no {what}."
+        else:
+            hint = f"`dvsync status` lists the {len(names)} {what}."
+        raise ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
     return list(selected)
 
 
 def _stands_for(wanted: str, name: str) -> bool:
     return wanted == name or ("*" in wanted and fnmatchcase(name, wanted))
-
-
-def _no_such_table(unknown: Sequence[str], known: Collection[str], what: str) -> ConfigInvalid:
-    names = sorted(known)
-    close = [near for name in unknown for near in get_close_matches(name, names)]
-    if close:
-        hint = f"Did you mean {' or '.join(dict.fromkeys(close))}? `dvsync status` lists all tables."
-    elif len(names) <= LISTED_MAX:
-        hint = f"The {what} are {', '.join(names)}." if names else f"There are no {what}."
-    else:
-        hint = f"`dvsync status` lists the {len(names)} {what}."
-    return ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
 
 
 def refused_tables(settings: Settings) -> Iterator[str]:
@@ -185,7 +176,13 @@ def targets_that_may_be_one(settings: Settings) -> Iterator[str]:
     for table in settings.tables:
         if table.is_pattern:
             continue
-        catalog = _as_told_apart(table.catalog, settings.catalogs.get(table.catalog, {}))
+        # What differs between two catalogs. The tables of an SQL catalog are those of its name.
+        properties = settings.catalogs.get(table.catalog, {})
+        kind = (properties.get("type") or properties.get("uri", "")).lower()
+        catalog: Hashable = table.catalog
+        if not kind.startswith(NAMED_CATALOGS):
+            own = {key: value for key, value in properties.items() if not key.startswith(FILE_PREFIXES)}
+            catalog = frozenset((key, _address(value)) for key, value in own.items())
         # Whether the catalog ignores case is unknown.
         other = seen.setdefault((catalog, table.target.lower()), table)
         if other is not table:
@@ -194,14 +191,6 @@ def targets_that_may_be_one(settings: Settings) -> Iterator[str]:
                 f"{other.target} in the catalog {other.catalog}, the target of {other.name}; if so, the second one to "
                 "commit is parked"
             )
-
-
-def _as_told_apart(name: str, properties: Mapping[str, str]) -> Hashable:
-    """What differs between two catalogs. The tables of an SQL catalog are those of its name."""
-    kind = (properties.get("type") or properties.get("uri", "")).lower()
-    if kind.startswith(NAMED_CATALOGS):
-        return name
-    return frozenset((key, _address(value)) for key, value in properties.items() if not key.startswith(FILE_PREFIXES))
 
 
 def _address(text: str) -> str:
@@ -248,26 +237,17 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
                     last = record.error if has_lost_log(record) else None
                     lost = described(log_gone(table.source), now_ms=clock.now_ms(), last=last)
                     seen = Observation(msgspec.structs.replace(record, error=lost), seen.counts)
-                    statuses.append(table_status(table, seen, clock.now_ms()))
-                    continue
-                source_version = log.find_newest(synced)
-                behind_since_ms = None if synced is None else log.find_written_ms(synced + 1)
-                seen = Observation(seen.record, seen.counts, source_version, behind_since_ms)
+                else:
+                    source_version = log.find_newest(synced)
+                    behind_since_ms = None if synced is None else log.find_written_ms(synced + 1)
+                    seen = Observation(record, seen.counts, source_version, behind_since_ms)
             except Exception as error:
                 # Whatever it is: the other tables are shown.
                 _log.debug(events.SOURCE_UNSEEN, table=table.name, reason=str(error))
             statuses.append(table_status(table, seen, clock.now_ms()))
-        gone = gone_among(records, _own_names(settings), settings.share)
-        vanished = _vanished(configured, settings, gone)
-        for record in gone:
-            is_vanished = record.id in vanished
-            statuses.append(gone_status(record, store.count(record.id), clock.now_ms(), is_vanished=is_vanished))
-        return statuses, _moved_lines(settings, records)
-
-
-def _moved_lines(settings: Settings, records: Sequence[TableRecord]) -> list[str]:
+        statuses += [each.status for each in _gone_tables(configured, settings, store, records)]
     known = {record.name: record for record in records}
-    return [
+    return statuses, [
         f"{table.name}: the state database has this name for {known[table.name].source} -> {known[table.name].target};"
         f" {table.source} -> {table.target} counts as a new table"
         for table in settings.tables
@@ -276,11 +256,8 @@ def _moved_lines(settings: Settings, records: Sequence[TableRecord]) -> list[str
 
 
 def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) -> list[TableRecord]:
-    """Return the tables that are gone, all or those `wanted`.
-
-    Raises ConfigInvalid for a table that is still followed or unknown, and StateUnavailable.
-    """
-    gone = {record.name: record for record in gone_among(store.list_tables(), _own_names(settings), settings.share)}
+    """Return the gone tables, all or those `wanted`. Raises ConfigInvalid for one that is followed or unknown."""
+    gone = {record.name: record for record in _gone_among(settings, store.list_tables())}
     unmatched = [each for each in wanted if not any(_stands_for(each, name) for name in gone)]
     configured = (table.name for table in settings.tables if table.name not in gone)
     followed = [name for name in configured if any(_stands_for(each, name) for each in unmatched)]
@@ -296,22 +273,8 @@ def select_gone(settings: Settings, store: TableStore, wanted: Sequence[str]) ->
     return [gone[name] for name in (select_names(wanted, gone, what="tables that are gone") if wanted else gone)]
 
 
-def _own_names(settings: Settings) -> set[str]:
-    """The tables of our share. One that went to another share by its new target is gone here."""
-    return {table.name for table in settings.tables if settings.share.owns(table.target)}
-
-
-def _vanished(configured: Settings, settings: Settings, gone: Sequence[TableRecord]) -> set[int]:
-    """The ids of the `gone` tables whose folders a pattern would find if they were there."""
-    by_pattern = vanished_by_pattern(configured, gone, {table.source for table in settings.tables})
-    return {record.id for records in by_pattern.values() for record in records}
-
-
 def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:
-    """Return the last syncs of the one table that `name` stands for, the newest first.
-
-    Raises ConfigInvalid if it stands for none or for several, StateStoreAway.
-    """
+    """Return the last syncs of one table, the newest first. Raises ConfigInvalid if `name` stands for several."""
     configured = [table.name for table in settings.tables if not table.is_pattern]
     with open_store(settings, reads_only=True) as store:
         ids = {record.name: record.id for record in store.list_tables()}

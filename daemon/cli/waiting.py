@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from daemon.cli.probe import ask_to_sync
-from daemon.clock import SystemClock
 from daemon.config.settings import Settings, TableSettings
-from daemon.delta.log import DeltaLog
 from daemon.errors import SyncError
 from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import open_parts
-from daemon.status.table_status import has_lost_log, paused_text
-from daemon.store.storage import FileIOStorage
+from daemon.status.table_status import has_lost_log
+from daemon.status.wording import paused_text
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
 from state import TableRecord
@@ -25,12 +22,8 @@ CATALOG_INTERVAL_S = 1.0
 SHOWN, FAILED, TIMED_OUT = 0, 1, 3
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """How the wait for a table ended. `code` is one of the exit codes SHOWN, FAILED and TIMED_OUT."""
-
-    code: int
-    text: str
+# How the wait for a table ended: one of these exit codes, and a text.
+Verdict = tuple[int, str]
 
 
 def wait_for_version(
@@ -47,12 +40,16 @@ def wait_for_version(
         records = store.list_tables()
         waiting = {}
         for table in tables:
-            wanted = _find_newest(settings, table, records) if min_version is None else min_version
-            if wanted is None and not is_named:
-                yield Verdict(SHOWN, f"{table.name}: waits for a Delta table at {table.source}")
+            wanted = min_version
+            if wanted is None:
+                log, record = parts.context(table).log, find_record(records, table)
+                wanted = log.find_newest(record.synced_version if record else None)
+                # Any version will do if only a listing would find the newest.
+                wanted = 0 if wanted is None and (log.is_there() or is_named) else wanted
+            if wanted is None:
+                yield SHOWN, f"{table.name}: waits for a Delta table at {table.source}"
             else:
-                # Any version will do if only a listing would tell the newest.
-                waiting[table.name] = (table, wanted or 0)
+                waiting[table.name] = (table, wanted)
         if settings.health.token:
             for table in tables:
                 # Without an answer, the daemon syncs at its next poll.
@@ -69,14 +66,6 @@ def wait_for_version(
                     yield verdict
             if waiting:
                 time.sleep(interval_s)
-
-
-def _find_newest(settings: Settings, table: TableSettings, records: Sequence[TableRecord]) -> int | None:
-    """Find Delta's newest version. 0 if only a listing would tell; None if there is no Delta table yet."""
-    log = DeltaLog(FileIOStorage(settings.file_properties(table.catalog)), table.source, SystemClock())
-    record = find_record(records, table)
-    newest = log.find_newest(record.synced_version if record else None)
-    return 0 if newest is None and log.is_there() else newest
 
 
 def _find_fault(context: TableContext, record: TableRecord, wanted: int) -> str | None:
@@ -100,18 +89,18 @@ def _judge(
     """Return the verdict by the record, and by the `fault` of the Iceberg table; None while waiting may help."""
     synced, error = (record.synced_version, record.error) if record else (None, None)
     if record and error and has_lost_log(record):
-        return Verdict(FAILED, f"{name}: gone: {error.message}\n  {error.hint}")
+        return FAILED, f"{name}: gone: {error.message}\n  {error.hint}"
     if synced is not None and synced >= wanted and not fault:
-        return Verdict(SHOWN, f"{name}: shows version {synced}")
+        return SHOWN, f"{name}: shows version {synced}"
     shown = fault or f"{'shows nothing yet' if synced is None else f'shows version {synced}'}, not {wanted}"
     if pause := record.pause_at(now_ms) if record else None:
         held = f"{paused_text(pause)}; `dvsync resume {name}` resumes it"
-        return Verdict(FAILED, f"{name}: {shown}; {held}")
+        return FAILED, f"{name}: {shown}; {held}"
     because = f": {error.kind}: {error.message}\n  {error.hint}" if error else ""
     if error and error.parked:
-        return Verdict(FAILED, f"{name}: parked, and {shown}{because}")
+        return FAILED, f"{name}: parked, and {shown}{because}"
     if fault and not error:
         because = (
             f"\n  The daemon checks the table within ten minutes; `dvsync resync {name}` repairs it without the wait."
         )
-    return Verdict(TIMED_OUT, f"{name}: timed out: {shown}{because}") if is_late else None
+    return (TIMED_OUT, f"{name}: timed out: {shown}{because}") if is_late else None

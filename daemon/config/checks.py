@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterator
 from difflib import get_close_matches
 from importlib.metadata import distributions
 
-from daemon.config.readable import Readable
-from daemon.config.references import SENT_TEXT
-from daemon.config.settings import HealthSettings, Settings, TableSettings
+from daemon.config.readable import SENT_TEXT, Readable
+from daemon.config.settings import Settings, TableSettings
 from daemon.store.locations import canonical, vacuum_cleans
 
 # A shorter token could be guessed.
@@ -18,8 +17,15 @@ TOKEN_MIN = 16
 
 def find_faults(readable: Readable) -> Iterator[str]:
     """Find the faults that can be seen without PyIceberg: most commands do not import it."""
-    yield from _health_faults(readable.settings.health)
-    yield from _missing_extra(readable)
+    token, advice = readable.settings.health.token, "`openssl rand -hex 32` makes a good one"
+    if token is not None and len(token) < TOKEN_MIN:
+        yield f"health.token: is shorter than {TOKEN_MIN} characters; {advice}"
+    if token is not None and not SENT_TEXT.fullmatch(token):
+        yield f"health.token: only printable ASCII characters can be sent; {advice}"
+    for place, hook in zip(readable.places["hooks"], readable.settings.hooks, strict=True):
+        # Its import would be slow.
+        if hook.format == "openlineage" and not any(distributions(name="openlineage-python")):
+            yield f"{place}.format: needs openlineage-python: install the extra `lineage` of dvsync's wheel"
     yield from _property_faults(readable)
     yield from _catalog_faults(readable)
     yield from _clashes(readable)
@@ -70,20 +76,6 @@ def _property_faults(readable: Readable) -> Iterator[str]:
         homeless = next((each for _, each in readable.tables() if each.catalog == name and not each.location), None)
         if "warehouse" not in given and homeless is not None:
             yield f"catalogs.{name}.warehouse: is missing, and {homeless.name} has no location of its own"
-
-
-def _health_faults(health: HealthSettings) -> Iterator[str]:
-    if health.token is not None and len(health.token) < TOKEN_MIN:
-        yield f"health.token: is shorter than {TOKEN_MIN} characters; `openssl rand -hex 32` makes a good one"
-    if health.token is not None and not SENT_TEXT.fullmatch(health.token):
-        yield "health.token: only printable ASCII characters can be sent; `openssl rand -hex 32` makes a good one"
-
-
-def _missing_extra(readable: Readable) -> Iterator[str]:
-    """Find hooks whose package is not installed. It is not imported, which would be slow."""
-    for place, hook in zip(readable.places["hooks"], readable.settings.hooks, strict=True):
-        if hook.format == "openlineage" and not any(distributions(name="openlineage-python")):
-            yield f"{place}.format: needs openlineage-python: install the extra `lineage` of dvsync's wheel"
 
 
 def _catalog_faults(readable: Readable) -> Iterator[str]:
@@ -161,7 +153,6 @@ def _folders_around(location: str) -> Iterator[str]:
 
 
 def faults_of_found(settings: Settings, table: TableSettings) -> list[str]:
-    """Find the faults of `table`, which a pattern of `settings` matched."""
     alone = settings.model_copy(update={"tables": (table,)})
     return list(_places_that_vacuum_cleans(Readable(alone, {"tables": (table.name,)}, frozenset())))
 
@@ -173,8 +164,7 @@ def _places_that_vacuum_cleans(readable: Readable) -> Iterator[str]:
         if "warehouse" in properties
     ]
     for place, table in readable.tables():
-        written += [(f"{place}.location", table.location or "")]
-        written += [(f"{place}.delete_files_location", table.delete_files_location or "")]
+        written += [(f"{place}.{key}", getattr(table, key) or "") for key in ("location", "delete_files_location")]
     sources = sorted({table.source for table in readable.settings.tables})
     for place, location in written:
         for source in sources:

@@ -12,10 +12,7 @@ from daemon.errors import ConfigInvalid
 
 
 def _duplicate_keys(node: yaml.Node | None, seen: set[int], place: str = "") -> Iterator[str]:
-    """Find keys that a mapping has twice. YAML forbids them; PyYAML silently keeps the last one.
-
-    `seen` are the ids of the nodes so far: a node may have several places, or contain itself.
-    """
+    """Find keys that a mapping has twice: PyYAML keeps the last. `seen` are nodes so far: one may contain itself."""
     if id(node) in seen:
         return
     seen.add(id(node))
@@ -37,30 +34,23 @@ _OPEN_BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow ma
 
 
 def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
-    """Say what is wrong, and what to do about it."""
     # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
     problem = error.problem or error.context or ""
-    if error.context in _OPEN_BRACKETS and error.context_mark:
-        bracket, line = _OPEN_BRACKETS[error.context], error.context_mark.line + 1
+    context, line = error.context or "", error.context_mark.line + 1 if error.context_mark else "?"
+    if context in _OPEN_BRACKETS:
+        bracket = _OPEN_BRACKETS[context]
         return f"the {bracket!r} of line {line} is not closed before here, or a comma is missing", "Close it. "
     if problem.startswith("expected "):
-        problem = problem.partition(", but ")[0]
-        if error.context and error.context_mark:
-            problem += f", {error.context} that begins in line {error.context_mark.line + 1}"
+        problem = problem.partition(", but ")[0] + (f", {context} that begins in line {line}" if context else "")
         return problem, "Check the brackets, quotes and indentation up to there. "
     if "'\\t'" in problem:
         return "a tab where YAML wants spaces", "Indent with spaces. "
-    if error.context and "quoted" in error.context and error.context_mark:
-        line = error.context_mark.line + 1
+    if "quoted" in context:
         return f"the quote that begins in line {line} is not closed", "Close it, or leave it out. "
     problem = problem.partition("'")[0].strip()
     if problem.startswith("found"):
         return problem, "Put text that begins with one of *&!%@` in quotes. "
     return problem, "Check the indentation and the colons up to there. "
-
-
-# What PyYAML raises for tags whose values make no sense, besides its own errors.
-_UNREADABLE = (ValueError, LookupError, AttributeError, TypeError, RecursionError)
 
 
 def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
@@ -83,7 +73,7 @@ def read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[st
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
         problem, advice = _problem_of(error)
         raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None
-    except _UNREADABLE as error:
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # by tags without sense
         is_deep = isinstance(error, RecursionError)
         reason = "the file is nested too deeply" if is_deep else "the file contains an invalid date, number or tag"
         raise ConfigInvalid(f"{path}: {reason}", hint=f"Correct the file. {hint}") from None

@@ -2,14 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
 from difflib import get_close_matches
 from typing import Any, get_args
 
 from pydantic_core import ErrorDetails
 
-from daemon.config.gone_keys import find_replacement
 from daemon.config.settings import Settings
+
+_HOOKS = "write an entry of `hooks`"
+
+_CONSTANT = "leave it out, dvsync chooses the value"
+# Keys of early configurations. One of `defaults` or of a table is named without what is around it.
+GONE_KEYS = {
+    **dict.fromkeys(("state.lease", "spark.idle_timeout", "verify.files_at_once", "limits.commits_max"), _CONSTANT),
+    **dict.fromkeys(("limits.fold_after_versions", "maintenance.history", "maintenance.dead_share"), _CONSTANT),
+    **dict.fromkeys(("maintenance.delete_files_max", "maintenance.partition_delete_files_max"), _CONSTANT),
+    **dict.fromkeys(("maintenance.deleted_share", "maintenance.small_delete_file_max"), _CONSTANT),
+    "pipeline": "write `engine` under `defaults` or in the table; dvsync chooses what is large enough for Spark",
+    "delete_granularity": "set the table property write.delete.granularity of the Iceberg table",
+    "maintenance.snapshots_min": "set the table property history.expire.min-snapshots-to-keep of the Iceberg table",
+    "limits.fold_when_busy": "write `one_snapshot_per_version: true` for `fold_when_busy: false`",
+    "notify": f"{_HOOKS} with the same `events`",
+    "after_sync": f"{_HOOKS} with `events: [synced]`",
+    "lineage": f"{_HOOKS} with `format: openlineage`; OPENLINEAGE_NAMESPACE sets the namespace",
+    "telemetry": "set OTEL_EXPORTER_OTLP_ENDPOINT and the other variables of OpenTelemetry",
+    "health.certificate": "let a reverse proxy speak HTTPS",
+    "health.key": "let a reverse proxy speak HTTPS",
+    "health.ready_when": "ask /livez for the daemon alone, /readyz for its tables as well",
+}
+
+
+def find_replacement(place: str) -> str | None:
+    """Return what replaces the key at `place`, such as `tables[2].maintenance.history`; None if it never was a key."""
+    return GONE_KEYS.get(re.sub(r"^(tables\[\d+\]|defaults)\.", "", place))
+
 
 # Faults in these sections do not quote the value.
 SECRET_SECTIONS = ("catalogs", "storage", "spark", "state", "hooks")
@@ -23,8 +50,6 @@ PLAIN_WORDS = {
     **dict.fromkeys(("dict_type", "mapping_type", "model_type", "model_attributes_type"), "not a section of keys"),
     "string_type": "not a text",
 }
-
-
 WHOLE_WORDS = {
     "missing": "is missing",
     "invalid_key": "has a key that is not a text. YAML reads on, off, yes and no as true and false: write it in quotes",
@@ -42,7 +67,10 @@ def fault_line(fault: ErrorDetails) -> str:
     place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in parts).removeprefix(".")
     match kind:
         case "extra_forbidden":
-            return unknown_key(place, str(fault["loc"][-1]), _keys_beside(fault["loc"]))
+            replacement = find_replacement(place)
+            near = get_close_matches(str(parts[-1]).lower(), _keys_beside(parts), n=1)
+            unknown = f"unknown key, did you mean {near[0]}?" if near else "unknown key"
+            return f"{place}: " + (f"is no longer a key: {replacement}" if replacement else unknown)
         case "value_error":
             return f"{place}: {fault['ctx']['error']}"
         case "string_pattern_mismatch" if fault["loc"][-1] == "url":
@@ -58,15 +86,7 @@ def fault_line(fault: ErrorDetails) -> str:
             return f"{place}: {fault['msg'][0].lower()}{fault['msg'][1:]}" + (f", not {value}" if value else "")
 
 
-def unknown_key(place: str, key: str, known: Iterable[str]) -> str:
-    if replacement := find_replacement(place):
-        return f"{place}: is no longer a key: {replacement}"
-    near = get_close_matches(key.lower(), [*known], n=1)
-    return f"{place}: unknown key" + (f", did you mean {near[0]}?" if near else "")
-
-
 def _keys_beside(place: tuple[int | str, ...]) -> list[str]:
-    """Return the keys that may stand where `place` does."""
     model: Any = Settings
     for part in place[:-1]:
         if isinstance(part, str):

@@ -1,7 +1,4 @@
-"""Read, resolve and check `config.yaml` and the `DVSYNC_…` variables. No other module reads them.
-
-Each table gets the defaults, and relative paths begin at the file's folder. All faults are reported at once.
-"""
+"""Reads, resolves and checks `config.yaml` and the `DVSYNC_…` variables. All faults are reported at once."""
 
 from __future__ import annotations
 
@@ -43,10 +40,7 @@ def load_settings(path: Path, text: str | None = None, *, ask_pyiceberg: bool = 
 
 
 def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
-    """Return settings of which these sections are valid, and whether all others are, too.
-
-    Raises ConfigInvalid with all faults if one of them concerns these sections, or may.
-    """
+    """Return the settings, and whether all are valid. Raises ConfigInvalid if a fault may concern these sections."""
     readable, faults = _read(path, None)
     places = [re.split(r"__|\W", fault.removeprefix(ENV_PREFIX), maxsplit=1)[0].lower() for fault in faults]
     # An unknown key may be a section that is spelled wrong.
@@ -59,17 +53,16 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
     where = f"{path} or the {ENV_PREFIX}… variables" if any(find_variables()) else path
-    return ConfigInvalid(
-        "\n".join(faults),
-        hint=f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, "
-        "and its page shows the tables.",
-    )
+    hint = f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, and its "
+    return ConfigInvalid("\n".join(faults), hint=f"{hint}page shows the tables.")
 
 
 def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     """Return what is valid in the document and the environment, if anything is, and all faults."""
     document, faults = read_document(path, text)
-    document = _merged(_with_dotted_auths(document), _with_dotted_auths(read_variables(faults)))
+    document = _merged(document, read_variables(faults))
+    if isinstance(catalogs := document.get("catalogs"), dict):
+        document["catalogs"] = {name: with_dotted_auth(each) for name, each in catalogs.items()}
     readable = _validate(document, faults)
     if readable is None:
         return None, faults
@@ -79,15 +72,7 @@ def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     return readable, faults
 
 
-def _with_dotted_auths(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    catalogs = document.get("catalogs")
-    if not isinstance(catalogs, dict):
-        return document
-    return {**document, "catalogs": {name: with_dotted_auth(each) for name, each in catalogs.items()}}
-
-
 def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the document with the values of the variables, which override those of the file."""
     merged = dict(document)
     for key, value in variables.items():
         below = merged.get(key)
@@ -135,10 +120,7 @@ def _validate(document: dict[str, Any], faults: list[str]) -> Readable | None:
 def _without(
     document: dict[str, Any], places: Iterable[tuple[int | str, ...]]
 ) -> tuple[dict[str, Any], frozenset[str]]:
-    """Return a copy of the document without these places, and the keys that it lacks.
-
-    If a place is missing, or inside a list, the key around it is left out.
-    """
+    """Return the document without these places, or without the key around a missing one, and the keys it lacks."""
     paths = set()
     for place in places:
         value: Any = document
@@ -151,6 +133,5 @@ def _without(
         paths.add(tuple(path))
     remaining = deepcopy(document)
     for *outer, key in filter(None, paths):
-        holder = reduce(lambda each, part: each.get(part, {}), outer, remaining)
-        holder.pop(key, None)
+        reduce(lambda each, part: each.get(part, {}), outer, remaining).pop(key, None)
     return remaining, frozenset(".".join(path) for path in paths)

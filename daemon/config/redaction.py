@@ -13,20 +13,12 @@ _SECRET_PARAMETER = re.compile(
 )
 
 
-def mask_section(key: str, value: object) -> object:
-    if isinstance(value, Mapping):
-        return {name: mask_section(str(name), inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [mask_section(key, inner) for inner in value]
-    if isinstance(value, str):
-        if SECRET_KEY.search(key) or isinstance(value, Secret):
-            return "***"
-        return _SECRET_PARAMETER.sub(r"\1***", USERINFO.sub("***@", value))
-    return value
+def masked(text: str) -> str:
+    """Return a text of the settings without its secrets: safe to print."""
+    return "***" if isinstance(text, Secret) else _SECRET_PARAMETER.sub(r"\1***", USERINFO.sub("***@", text))
 
 
 def find_secrets(key: str, value: object) -> Iterator[str]:
-    """Return the texts that `mask_section` masks."""
     if isinstance(value, Mapping):
         for name, inner in value.items():
             yield from find_secrets(str(name), inner)

@@ -11,7 +11,7 @@ import re
 import socket
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -26,7 +26,7 @@ from pydantic import (
     model_validator,
 )
 
-from daemon.config.redaction import find_secrets, mask_section
+from daemon.config.redaction import find_secrets
 from daemon.config.share import ALL, Share
 from daemon.config.value_types import (
     URL,
@@ -42,7 +42,6 @@ from daemon.config.value_types import (
 )
 
 DAY_S = 86_400
-GIB = 1 << 30
 
 
 class _Frozen(BaseModel):
@@ -110,16 +109,14 @@ class LimitsSettings(_Frozen):
     one_snapshot_per_version: bool = False
     """With true, no two versions share a snapshot, and tables may fall behind. With false, versions share one while
     other tables wait to sync, or if a table is far behind."""
-    commit_bytes_max: ByteSize = Field(ByteSize(256 << 20), ge=1 << 20, le=64 * GIB)
+    commit_bytes_max: ByteSize = Field(ByteSize(256 << 20), ge=1 << 20, le=64 << 30)
     """Larger Delta commit files are refused, and commits share a snapshot up to this size together. A sync takes 8 to
     17 times a commit file's size in memory."""
     tables_at_once: int = Field(4, ge=1, le=64)
     """The most tables that sync at the same time."""
 
 
-class _TableOptions(_Frozen):
-    """The keys that `defaults` and each table can set."""
-
+class DefaultsSettings(_Frozen):
     catalog: str = ""
     """A name under `catalogs`. Not needed if there is only one catalog."""
     poll_interval_s: Annotated[float, Duration] = Field(10.0, alias="poll_interval", ge=0.1, le=DAY_S)
@@ -155,15 +152,10 @@ class _TableOptions(_Frozen):
         return self.int96_overflow == "follow"
 
     def is_tagged(self, version: int) -> bool:
-        """Return whether the snapshot that shows this Delta version gets a tag."""
         return self.tag_every is not None and version % self.tag_every == 0
 
 
-class DefaultsSettings(_TableOptions):
-    pass
-
-
-class TableSettings(_TableOptions):
+class TableSettings(DefaultsSettings):
     source: Location
     """Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones."""
     exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = ()
@@ -318,9 +310,3 @@ class Settings(_Frozen):
     def secrets(self) -> set[str]:
         """Return every text in the settings that is or may be a secret."""
         return set(find_secrets("", self.model_dump(by_alias=True)))
-
-    def redacted(self) -> dict[str, Any]:
-        """Return the settings under the keys of the file, with secrets masked: safe to print and log."""
-        masked = mask_section("", self.model_dump(by_alias=True))
-        assert isinstance(masked, dict)
-        return masked

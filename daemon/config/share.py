@@ -34,7 +34,6 @@ class Share:
         return f"{self.number}/{self.count}"
 
     def owns(self, target: str) -> bool:
-        """Return whether the table with this target belongs to this share."""
         return self.owner_of(target) == self
 
     def owner_of(self, target: str) -> Share:

@@ -50,10 +50,7 @@ def property_text(value: object) -> str:
 
 
 def with_dotted_auth(properties: object) -> object:
-    """Write the sections under `auth` of a catalog with dots: `{auth: {type: basic}}` becomes `{auth.type: basic}`.
-
-    PyIceberg's own names of parameters have no dashes; those of variables have.
-    """
+    """`{auth: {type: basic}}` becomes `{auth.type: basic}`. PyIceberg's parameters have no dashes, variables' have."""
     if not isinstance(properties, Mapping):
         return properties
     flat: dict[object, object] = {}
@@ -66,16 +63,14 @@ def with_dotted_auth(properties: object) -> object:
                     flat[f"auth.{name}"] = inner
         else:
             flat[key] = value
+    for key in SCOPES:
+        scopes = flat.get(key)
+        if isinstance(scopes, list) and all(isinstance(each, str) for each in scopes):
+            flat[key] = " ".join(scopes)
     return {
-        key.replace("-", "_") if isinstance(key, str) and key.startswith("auth.") else key: _joined_scopes(key, value)
+        key.replace("-", "_") if isinstance(key, str) and key.startswith("auth.") else key: value
         for key, value in flat.items()
     }
-
-
-def _joined_scopes(key: object, value: object) -> object:
-    if key in SCOPES and isinstance(value, list) and all(isinstance(each, str) for each in value):
-        return " ".join(value)
-    return value
 
 
 def identifier(value: str) -> str:

@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from daemon.config.gone_keys import GONE_KEYS, find_replacement
+from daemon.config.fault_lines import GONE_KEYS, find_replacement
 from daemon.config.settings import Settings
 from daemon.config.value_types import ENV_PREFIX
 
@@ -42,7 +42,11 @@ def read_variables(faults: list[str]) -> dict[str, Any]:
         value: Any = os.environ[name]
         outer = AROUND_PROPERTIES.get(keys[0], len(keys))
         if keys[outer:]:
-            keys[outer:] = _property(keys[outer:])
+            in_file = keys[-1] == "file" and len(keys) > outer + 1
+            property_name = ".".join(keys[outer:-1] if in_file else keys[outer:])
+            if property_name not in UNDERSCORED:
+                property_name = property_name.replace("_", "-")
+            keys[outer:] = [property_name, "file"] if in_file else [property_name]
         elif value[:1] in ("[", "{"):
             try:
                 value = json.loads(value)
@@ -51,14 +55,6 @@ def read_variables(faults: list[str]) -> dict[str, Any]:
                 continue
         _put(found, keys, value)
     return found
-
-
-def _property(parts: list[str]) -> list[str]:
-    """Return the keys of a property: its name, and `file` if its value is a file's path."""
-    in_file = parts[-1] == "file" and len(parts) > 1
-    name = ".".join(parts[:-1] if in_file else parts)
-    name = name if name in UNDERSCORED else name.replace("_", "-")
-    return [name, "file"] if in_file else [name]
 
 
 def _put(found: dict[str, Any], path: list[str], value: object) -> None:

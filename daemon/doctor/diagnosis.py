@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from enum import StrEnum
+from functools import partial
+from typing import Any
 
 import msgspec
+from pyiceberg.schema import index_by_id
 from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
 from daemon.config.settings import TableSettings
@@ -88,10 +91,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 def diagnose(
     settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline, properties: Mapping[str, str]
 ) -> Diagnosis:
-    """Examine a Delta table: settings, protocol, columns and every file. `properties` are PyIceberg FileIO properties.
-
-    A fault of the table is a finding. Temporary faults are raised (`Retryable`), and `LogMissing`.
-    """
+    """Examine a Delta table. Its faults are findings; raised are Retryable and LogMissing."""
     try:
         with Runner(pipeline, settings.engine).open_state(log, FileIOStorage(properties)) as state:
             return _diagnose(settings, state, properties)
@@ -103,12 +103,13 @@ def diagnose(
 
 
 def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[str, str]) -> Diagnosis:
-    findings = [*_of_settings(settings), *_of_protocol(state, settings)]
+    findings = [*_checked("place", partial(check_places, settings.location or "", {}, settings.source))]
+    findings += _of_protocol(state, settings)
     schema, refused, of_columns = _of_columns(state.metadata, settings)
     findings += of_columns
     if schema is None:
         return Diagnosis(settings.source, state.version, tuple(findings))
-    findings += _of_features(state)
+    findings += _checked("features", lambda: check_features(state.protocol, used_features(state.metadata)))
     try:
         files = examine_files(state, ExaminationTask(schema, settings.source, properties))
     except (CorruptInput, Unsupported) as error:
@@ -129,21 +130,18 @@ def _refused(subject: str, error: SyncError) -> Finding:
     return Finding(Verdict.REFUSED, subject, str(error), error.hint)
 
 
-def _of_settings(settings: TableSettings) -> Iterator[Finding]:
+def _checked(subject: str, check: Callable[[], object]) -> Iterator[Finding]:
     try:
-        check_places(settings.location or "", {}, settings.source)
+        check()
     except SyncError as error:
-        yield _refused("place", error)
+        yield _refused(subject, error)
 
 
 def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding]:
     protocol, notes = state.protocol, dict(NOTES.get(settings.format_version, {}))
     if notes and state.metadata.column_mapping_mode != "none":
         notes["rowTracking"] = ROW_IDS_UNMAPPED
-    try:
-        check_protocol(protocol)
-    except SyncError as error:
-        yield _refused("protocol", error)
+    yield from _checked("protocol", partial(check_protocol, protocol))
     if "deletionVectors" in (protocol.reader_features or ()):
         yield Finding(Verdict.FOLLOWED, "format version", FORMAT_VERSIONS[settings.format_version])
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
@@ -152,44 +150,23 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", notes.get(feature, note))
 
 
-def _of_features(state: TableState) -> Iterator[Finding]:
-    try:
-        check_features(state.protocol, used_features(state.metadata))
-    except SyncError as error:
-        yield _refused("features", error)
-
-
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
-    """Translate each column by itself, so that one refused column does not hide the others.
-
-    Returns the schema of the accepted columns, the physical names of the refused columns, and the findings.
-    """
+    """Translate each column by itself. Returns the accepted ones' schema, the refused ones' names, and findings."""
     try:
         struct = parse_struct(metadata.schema_string)
     except SyncError as error:
         return None, set(), [_refused("columns", error)]
     shown, refused, findings = [], set(), []
     for field in struct["fields"]:
-        alone = msgspec.structs.replace(
-            metadata,
-            schema_string=json.dumps({"type": "struct", "fields": [field]}),
-            partition_columns=[name for name in metadata.partition_columns if name == field["name"]],
-        )
         try:
-            translate_schema(alone)
+            translate_schema(_with_fields(metadata, [field]))
             shown.append(field)
         except SyncError as error:
             refused.add(physical_name(field))
             findings.append(_refused(f"column {field['name']}", error))
-    names = {field["name"] for field in shown}
-    rest = msgspec.structs.replace(
-        metadata,
-        schema_string=json.dumps({"type": "struct", "fields": shown}),
-        partition_columns=[name for name in metadata.partition_columns if name in names],
-    )
     findings.append(Finding(Verdict.FOLLOWED, "columns", f"{len(shown)} of {len(struct['fields'])}"))
     try:
-        table = shape_for(rest, None, settings).table
+        table = shape_for(_with_fields(metadata, shown), None, settings).table
     except SyncError as error:
         return None, refused, [*findings, _refused("columns", error)]
     kinds = {field["name"]: (field.get("metadata") or {}).get(CHAR_TYPE, field["type"]) for field in shown}
@@ -200,15 +177,24 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
     return table, refused, findings
 
 
+def _with_fields(metadata: Metadata, fields: Sequence[Mapping[str, Any]]) -> Metadata:
+    names = {field["name"] for field in fields}
+    return msgspec.structs.replace(
+        metadata,
+        schema_string=json.dumps({"type": "struct", "fields": fields}),
+        partition_columns=[name for name in metadata.partition_columns if name in names],
+    )
+
+
 def _of_files(files: Examination, settings: TableSettings, refused: Container[str]) -> Iterator[Finding]:
-    followed = files.files - sum(refusal.files for refusal in files.refusals.values())
+    followed = files.files - files.refusals.total()
     yield Finding(Verdict.FOLLOWED, "data files", f"{followed} of {files.files}, {files.physical_rows} rows")
     if files.files_with_deletions:
         text = f"{files.deleted_rows} rows of {files.files_with_deletions} files"
         yield Finding(Verdict.FOLLOWED, "deletion vectors", text)
-    for _, refusal in sorted(files.refusals.items()):
-        more = f" and {refusal.files - 1} more" if refusal.files > 1 else ""
-        yield Finding(Verdict.REFUSED, f"file {refusal.path}{more}", refusal.message, refusal.hint)
+    for (message, hint), count in sorted(files.refusals.items()):
+        more = f" and {count - 1} more" if count > 1 else ""
+        yield Finding(Verdict.REFUSED, f"file {files.refused[message, hint]}{more}", message, hint)
     if files.files_without_stats:
         text = f"{files.files_without_stats} files have none: readers cannot skip these files"
         yield Finding(Verdict.NOTE, "statistics", text)
@@ -241,25 +227,22 @@ def _readers(
         text = "stored as Arrow's string views, as delta-rs does in DELETE, UPDATE and MERGE; fails if other files "
         text += "store strings, or if rows are deleted, until OPTIMIZE"
         yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(sorted(files.view_columns)))
-    doubles = [
-        field.name for field in schema.spec.fields if isinstance(schema.schema.find_type(field.source_id), DoubleType)
-    ]
+    fields, partitions = schema.schema.fields, schema.spec.fields
+    doubles = [each.name for each in partitions if isinstance(schema.schema.find_type(each.source_id), DoubleType)]
     if doubles:
         text = "filters on double partition columns compare the values as floats"
         yield ReaderTrouble(("PyIceberg", "Polars"), text, tuple(doubles))
-    if schema.spec.fields:
+    if partitions:
         text = "filters on unselected partition columns return wrong rows from files without these columns"
         yield ReaderTrouble(("PyIceberg",), text)
-    dotted = [field.name for field in schema.schema.fields if "." in field.name]
-    if dotted:
-        yield ReaderTrouble(("PyIceberg",), "filters on columns with a dot in their name fail", tuple(dotted))
-    keyed = [field.name for field in schema.schema.fields if _has_struct_keys(field.field_type)]
+    if dotted := tuple(field.name for field in fields if "." in field.name):
+        yield ReaderTrouble(("PyIceberg",), "filters on columns with a dot in their name fail", dotted)
+    keyed = tuple(field.name for field in fields if _has_struct_keys(field.field_type))
     if keyed and mode != "none":
-        yield ReaderTrouble(("Polars (native)",), "cannot read maps with structs in their keys", tuple(keyed))
-    emptied = [name for field in schema.schema.fields for name in _emptied(field.field_type, field.name)]
-    if emptied:
+        yield ReaderTrouble(("Polars (native)",), "cannot read maps with structs in their keys", keyed)
+    if emptied := tuple(name for field in fields for name in _emptied(field.field_type, field.name)):
         text = "a null list of structs, or map to structs, is shown as empty"
-        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(emptied))
+        yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, emptied)
 
 
 def _emptied(kind: IcebergType, name: str) -> Iterator[str]:
@@ -288,24 +271,12 @@ def _has_struct_keys(kind: IcebergType) -> bool:
     )
 
 
-def _flat(kind: IcebergType) -> Iterator[IcebergType]:
-    """Yield the type itself and every type nested in it."""
-    yield kind
-    match kind:
-        case StructType():
-            inner = [field.field_type for field in kind.fields]
-        case ListType():
-            inner = [kind.element_type]
-        case MapType():
-            inner = [kind.key_type, kind.value_type]
-        case _:
-            inner = []
-    for each in inner:
-        yield from _flat(each)
+def _flat(kind: IcebergType) -> list[IcebergType]:
+    """Return the type itself and every type nested in it."""
+    return [kind, *(field.field_type for field in index_by_id(kind).values())]
 
 
 def as_lines(diagnosis: Diagnosis) -> Sequence[str]:
-    """Format the diagnosis as text, one finding in each line."""
     at = "" if diagnosis.version is None else f" at version {diagnosis.version}"
     lines = [f"{diagnosis.source}{at}: {'can be followed' if diagnosis.is_followed else 'would be refused'}"]
     for finding in sorted(diagnosis.findings, key=lambda finding: list(Verdict).index(finding.verdict)):

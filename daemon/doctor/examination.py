@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
-from functools import cache, partial
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cache
 
 from pyiceberg.types import TimestamptzType
 
@@ -16,22 +17,14 @@ from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspector
 from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
-from state import DeletionVectorDescriptor
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A reason why files are refused, the number of these files, and the path of one of them."""
-
-    message: str
-    hint: str
-    path: str
-    files: int
 
 
 @dataclass
 class Examination:
-    """A summary of a table's live files. Columns have their full names; `refusals` have the key (message, hint)."""
+    """A summary of a table's live files. Columns have their full names.
+
+    `refusals` counts the files that are refused, by message and hint; `refused` has the path of one of each.
+    """
 
     files: int = 0
     physical_rows: int = 0
@@ -43,27 +36,18 @@ class Examination:
     view_columns: set[str] = field(default_factory=set)
     hidden_columns: set[str] = field(default_factory=set)
     partitions_without_zone: set[str] = field(default_factory=set)
-    refusals: dict[tuple[str, str], Refusal] = field(default_factory=dict)
+    refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
+    refused: dict[tuple[str, str], str] = field(default_factory=dict)
 
-    def add_refusal(self, refusal: Refusal) -> None:
-        """Count further files that are refused for the same reason."""
-        known = self.refusals.setdefault((refusal.message, refusal.hint), replace(refusal, files=0))
-        self.refusals[refusal.message, refusal.hint] = replace(known, files=known.files + refusal.files)
+    def refuse(self, message: str, hint: str, path: str) -> None:
+        self.refusals[message, hint] += 1
+        self.refused.setdefault((message, hint), path)
 
     def add(self, other: Examination) -> None:
-        """Count other files of the same table."""
-        self.files += other.files
-        self.physical_rows += other.physical_rows
-        self.files_with_deletions += other.files_with_deletions
-        self.deleted_rows += other.deleted_rows
-        self.files_without_stats += other.files_without_stats
-        self.int96_columns |= other.int96_columns
-        self.millis_columns |= other.millis_columns
-        self.view_columns |= other.view_columns
-        self.hidden_columns |= other.hidden_columns
-        self.partitions_without_zone |= other.partitions_without_zone
-        for refusal in other.refusals.values():
-            self.add_refusal(refusal)
+        for each in fields(self):
+            mine, more = getattr(self, each.name), getattr(other, each.name)
+            # Numbers are added, columns and paths united.
+            setattr(self, each.name, mine + more if isinstance(mine, int | Counter) else more | mine)
 
 
 @dataclass(frozen=True)
@@ -78,21 +62,16 @@ class ExaminationTask:
         storage, seen = FileIOStorage(self.properties), Examination()
         inspector = Inspector(storage, self.table)
         # A file of deletion vectors serves many data files, and is asked for once.
-        why_missing = cache(partial(_why_missing, storage))
+        stat = cache(storage.stat)
         for add in adds:
             self._examine(add, inspector, seen)
-            if error := self._fault_of_vector(add.deletion_vector, why_missing):
-                seen.add_refusal(Refusal(f"its deletion vector: {error}", error.hint, add.path, 1))
+            try:
+                place = find_place(self.location, add.deletion_vector) if add.deletion_vector else None
+                if place and place.offset is not None:
+                    stat(place.path)
+            except SyncError as error:
+                seen.refuse(f"its deletion vector: {error}", error.hint, add.path)
         yield seen
-
-    def _fault_of_vector(
-        self, vector: DeletionVectorDescriptor | None, why_missing: Callable[[str], SyncError | None]
-    ) -> SyncError | None:
-        try:
-            place = find_place(self.location, vector) if vector else None
-        except SyncError as error:
-            return error
-        return why_missing(place.path) if place and place.offset is not None else None
 
     def _examine(self, add: AddFile, inspector: Inspector, seen: Examination) -> None:
         seen.files += 1
@@ -104,28 +83,20 @@ class ExaminationTask:
         try:
             metrics, file = inspector.inspect_file(add)
         except SyncError as error:
-            seen.add_refusal(Refusal(error.message, error.hint, add.path, 1))
+            seen.refuse(error.message, error.hint, add.path)
             return
         seen.physical_rows += metrics.record_count
-        seen.int96_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.int96}
-        ids = self.table.field_ids
+        schema, ids = self.table.schema, self.table.field_ids
+        seen.int96_columns |= {str(schema.find_column_name(field_id)) for field_id in file.int96}
         millis = {name.lower() for name in file.millis} & ids.keys()
-        seen.millis_columns |= {str(self.table.schema.find_column_name(ids[name])) for name in millis}
-        seen.view_columns |= {str(self.table.schema.find_column_name(field_id)) for field_id in file.views}
+        seen.millis_columns |= {str(schema.find_column_name(ids[name])) for name in millis}
+        seen.view_columns |= {str(schema.find_column_name(field_id)) for field_id in file.views}
         seen.hidden_columns |= {".".join(column) for column in file.hidden}
         for partition in self.table.spec.fields:
             value = add.partition_values.get(self.table.physical_names[partition.source_id])
-            zoned = isinstance(self.table.schema.find_type(partition.source_id), TimestamptzType)
+            zoned = isinstance(schema.find_type(partition.source_id), TimestamptzType)
             if value and zoned and not value.endswith("Z"):
                 seen.partitions_without_zone.add(partition.name)
-
-
-def _why_missing(storage: FileIOStorage, path: str) -> SyncError | None:
-    try:
-        storage.stat(path)
-    except SyncError as error:
-        return error
-    return None
 
 
 def examine_files(state: TableState, task: ExaminationTask) -> Examination:

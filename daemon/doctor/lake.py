@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from daemon.doctor.diagnosis import Diagnosis, Finding, Verdict, as_lines
+from daemon.doctor.diagnosis import Diagnosis, Verdict, as_lines
 from daemon.errors import SyncError
 from daemon.texts import counted, some_of
 
@@ -65,35 +65,31 @@ class LakeDiagnosis(msgspec.Struct, frozen=True):
 
 
 def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiagnosis:
-    """Summarize the diagnosis, or the error, of each source."""
     tables = tuple(each for _, each in examined if isinstance(each, Diagnosis))
     followed = [table for table in tables if table.is_followed]
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
     for table in tables:
-        for key in dict.fromkeys(_reasons(table.findings)):
+        refusals = (each for each in table.findings if each.verdict is Verdict.REFUSED)
+        # Without what differs from table to table: names of columns, versions and paths.
+        keys = ((COLUMN.sub("a column", each.text.partition(" [")[0]), each.hint or "") for each in refusals)
+        for key in dict.fromkeys(keys):
             reasons[key].append(table.source)
     troubles: dict[tuple[tuple[str, ...], str], list[str]] = defaultdict(list)
     for table in followed:
         for trouble in table.readers:
             troubles[trouble.readers, trouble.text].append(table.source)
+    errors = ((source, each) for source, each in examined if isinstance(each, SyncError))
     return LakeDiagnosis(
         tables,
-        tuple(
-            Unexamined(source, each.kind, str(each), each.hint)
-            for source, each in examined
-            if isinstance(each, SyncError)
-        ),
-        tuple(Reason(text, hint, tuple(sources)) for (text, hint), sources in sorted(reasons.items(), key=_by_weight)),
+        tuple(Unexamined(source, error.kind, str(error), error.hint) for source, error in errors),
+        tuple(Reason(*key, tuple(sources)) for key, sources in sorted(reasons.items(), key=_by_weight)),
         FirstSyncs(
             len(followed),
             sum(table.data_files for table in followed),
             sum(table.rows for table in followed),
             sum(table.deletion_vectors for table in followed),
         ),
-        tuple(
-            SharedTrouble(readers, text, tuple(sources))
-            for (readers, text), sources in sorted(troubles.items(), key=_by_weight)
-        ),
+        tuple(SharedTrouble(*key, tuple(sources)) for key, sources in sorted(troubles.items(), key=_by_weight)),
     )
 
 
@@ -103,23 +99,14 @@ def _by_weight(item: tuple[object, list[str]]) -> tuple[int, object]:
 
 
 def lines_on(source: str, examined: Diagnosis | SyncError, *verdicts: Verdict) -> Sequence[str]:
-    """Format what came of one table as text, with the findings of these verdicts."""
+    """What was found of one table, with the findings of these verdicts only."""
     if isinstance(examined, SyncError):
         return [f"{source}: could not be examined: {examined.kind}: {examined}", f"  {examined.hint}"]
     findings = tuple(finding for finding in examined.findings if finding.verdict in verdicts)
     return as_lines(msgspec.structs.replace(examined, findings=findings, readers=()))
 
 
-def _reasons(findings: Sequence[Finding]) -> Iterator[tuple[str, str]]:
-    """Yield the refusals without what differs from table to table: names of columns, versions and paths."""
-    for finding in findings:
-        if finding.verdict is Verdict.REFUSED:
-            text = finding.text.partition(" [")[0]
-            yield COLUMN.sub("a column", text), finding.hint or ""
-
-
 def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
-    """Format the summary as text."""
     patterns = [each.source for each in lake.unexamined if "*" in each.source]
     unexamined = [each.source for each in lake.unexamined if "*" not in each.source]
     count, syncs = len(lake.tables) + len(unexamined), lake.first_syncs

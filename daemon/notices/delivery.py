@@ -32,8 +32,12 @@ class Receiver:
         """Raises an exception unless the receiver took it."""
         if self._settings.command:
             self._run(self._settings.command, body)
-        else:
-            _post(self._settings, body)
+            return
+        assert self._settings.url is not None, "a hook has an address or a command"
+        headers = {"content-type": "application/json", **self._settings.headers}
+        request = Request(self._settings.url, data=body, headers=headers, method="POST")
+        with build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
+            answer.read(1)
 
     def kill(self) -> None:
         """Kill the running command with all that it started."""
@@ -70,14 +74,6 @@ class _NoRedirects(HTTPRedirectHandler):
 
     def redirect_request(self, *_: object) -> None:
         return None
-
-
-def _post(settings: HookSettings, body: bytes) -> None:
-    assert settings.url is not None, "a hook has an address or a command"
-    headers = {"content-type": "application/json", **settings.headers}
-    request = Request(settings.url, data=body, headers=headers, method="POST")
-    with build_opener(_NoRedirects).open(request, timeout=TIMEOUT_S) as answer:
-        answer.read(1)
 
 
 def describe_failure(error: Exception) -> str:

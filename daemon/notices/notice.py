@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import UTC, datetime
 
 import msgspec
 
 from daemon.clock import Clock
 from daemon.config.settings import NoticeKind
 from daemon.masking import scrub
-from daemon.texts import counted, some_of
+from daemon.texts import counted, iso_time, some_of
 from state import TableRecord
 
 
@@ -41,12 +40,10 @@ class JoinedNotices(msgspec.Struct, frozen=True):
 
 
 def make_notice(event: NoticeKind, record: TableRecord, text: str, clock: Clock, hint: str | None = None) -> Notice:
-    """Make a notice about the table of `record`."""
-    at = datetime.fromtimestamp(clock.now_ms() / 1000, UTC).isoformat(timespec="milliseconds")
     return Notice(
         event=event,
         table=record.name,
-        at=at.replace("+00:00", "Z"),
+        at=iso_time(clock.now_ms()),
         text=scrub(f"{record.name}: {text}"),
         hint=hint,
         source=scrub(record.source),

@@ -42,31 +42,23 @@ def render(event: LineageEvent) -> bytes:
     started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
     at = started if is_start else datetime.fromtimestamp(run.ended_ms / 1000, UTC)
     identity = f"{namespace} {run.table} {run.version} {run.snapshot_id} {run.error}"
-    rendered = RunEvent(
-        eventType=event_v2.RunState(event.event.value),
-        eventTime=at.isoformat(timespec="milliseconds"),
-        # An event that is sent again has the same id.
-        run=event_v2.Run(str(generate_static_uuid(started, identity.encode())), _run_facets(run, is_start=is_start)),
-        job=Job(namespace, run.table, {"jobType": job_type_job.JobTypeJobFacet("BATCH", "DVSYNC", "JOB")}),
-        inputs=[_input(run)],
-        outputs=[_output(run, run.location, is_start=is_start)] if run.location else [],
-    )
-    return Serde.to_json(rendered).encode()
-
-
-def _run_facets(run: Run, *, is_start: bool) -> dict[str, RunFacet]:
     engine = processing_engine_run.ProcessingEngineRunFacet(version("dvsync"), "dvsync", version("openlineage-python"))
     facets: dict[str, RunFacet] = {"processing_engine": engine}
     if run.error is not None and not is_start:
         facets["errorMessage"] = error_message_run.ErrorMessageRunFacet(scrub(run.error), "PYTHON")
-    return facets
-
-
-def _input(run: Run) -> InputDataset:
-    facets: dict[str, DatasetFacet] = {"storage": storage_dataset.StorageDatasetFacet("delta", "parquet")}
+    source: dict[str, DatasetFacet] = {"storage": storage_dataset.StorageDatasetFacet("delta", "parquet")}
     if run.version is not None:
-        facets["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(run.version))
-    return InputDataset(*dataset_name(run.source), facets=facets)
+        source["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(run.version))
+    rendered = RunEvent(
+        eventType=event_v2.RunState(event.event.value),
+        eventTime=at.isoformat(timespec="milliseconds"),
+        # An event that is sent again has the same id.
+        run=event_v2.Run(str(generate_static_uuid(started, identity.encode())), facets),
+        job=Job(namespace, run.table, {"jobType": job_type_job.JobTypeJobFacet("BATCH", "DVSYNC", "JOB")}),
+        inputs=[InputDataset(*dataset_name(run.source), facets=source)],
+        outputs=[_output(run, run.location, is_start=is_start)] if run.location else [],
+    )
+    return Serde.to_json(rendered).encode()
 
 
 def _output(run: Run, location: str, *, is_start: bool) -> OutputDataset:

@@ -67,7 +67,7 @@ class LineageEvent:
 
 
 def events_of(run: Run) -> tuple[LineageEvent, LineageEvent]:
-    """Return both events of a run: OpenLineage requires its start, too."""
+    """Both events of a run: OpenLineage requires its start, too."""
     end = RunState.COMPLETE if run.error is None else RunState.FAIL
     return LineageEvent(RunState.START, run), LineageEvent(end, run)
 

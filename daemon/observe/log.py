@@ -9,6 +9,7 @@ import io
 import logging
 import sys
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import TextIO
 
 import structlog
@@ -99,14 +100,27 @@ def configure_logging(settings: LogSettings, stream: TextIO | None = None, *, ha
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
+    # Tracebacks must not show local variables, which hold credentials and whole batches of rows.
+    if console:
+        console_renderer = structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(), exception_formatter=_printable_traceback, pad_event_to=0
+        )
+        renderers: list[Processor] = [
+            _printable_values,
+            console_renderer,
+            lambda _logger, _name, line: scrub(str(line)),
+        ]
+    else:
+        # Mask secrets before rendering: JSON escapes some characters, so a secret would no longer match.
+        renderers = [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
     handler = logging.StreamHandler(stream)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=[*shared, structlog.stdlib.add_logger_name, structlog.stdlib.ExtraAdder()],
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *_renderers(console, stream)],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers],
         )
     )
-    handler.addFilter(_Levels(logging.getLevelNamesMapping()[settings.level.upper()]))
+    handler.addFilter(partial(_is_logged, logging.getLevelNamesMapping()[settings.level.upper()]))
     if has_verdicts:
         handler.addFilter(_is_no_known_failure)
     root = logging.getLogger()
@@ -128,33 +142,15 @@ def _is_no_known_failure(record: logging.LogRecord) -> bool:
     return event.get("event") not in (SYNC_FAILED, TABLE_PARKED) or event.get("exc_info") is not None
 
 
-class _Levels(logging.Filter):
-    """Lowers the messages in REMARKS to debug level, and drops records below the configured level."""
-
-    def __init__(self, least: int) -> None:
-        super().__init__()
-        self._least = least
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        if any(record.name == name and str(record.msg).startswith(start) for name, start in REMARKS):
-            record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
-        return record.levelno >= self._least
+def _is_logged(least: int, record: logging.LogRecord) -> bool:
+    """Lower the messages in REMARKS to debug level, and refuse records below the level `least`."""
+    if any(record.name == name and str(record.msg).startswith(start) for name, start in REMARKS):
+        record.levelno, record.levelname = logging.DEBUG, logging.getLevelName(logging.DEBUG)
+    return record.levelno >= least
 
 
 def bind_cycle(table: str, cycle_id: str) -> AbstractContextManager[None]:
-    """Put `table` and `cycle_id` on every line logged inside, by any package."""
     return structlog.contextvars.bound_contextvars(table=table, cycle_id=cycle_id)
-
-
-def _renderers(console: bool, stream: TextIO) -> list[Processor]:
-    # Tracebacks must not show local variables, which hold credentials and whole batches of rows.
-    if console:
-        console_renderer = structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(), exception_formatter=_printable_traceback, pad_event_to=0
-        )
-        return [_printable_values, console_renderer, lambda _logger, _name, line: scrub(str(line))]
-    # Mask secrets before rendering: JSON escapes some characters, so a secret would no longer match.
-    return [structlog.processors.format_exc_info, _scrubbed, structlog.processors.JSONRenderer()]
 
 
 def _printable_values(_logger: object, _name: str, values: EventDict) -> EventDict:

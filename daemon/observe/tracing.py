@@ -1,7 +1,4 @@
-"""What was done for a table, by step, with times and errors: gathered while it is done, handed over at its end.
-
-Nothing here sends anything. Steps of work that is not traced cost next to nothing.
-"""
+"""What was done for a table, by step, with times and errors. Steps of work that is not traced cost next to nothing."""
 
 from __future__ import annotations
 
@@ -32,7 +29,7 @@ class Span:
     is_news: bool = False
 
     def report(self, figures: Mapping[str, str | int | bool | None]) -> None:
-        """Tell what was done. Figures that are None are left out."""
+        """Note what was done. Figures that are None are left out."""
         self.attributes |= {key: value for key, value in figures.items() if value is not None}
         self.is_news = True
 
@@ -84,28 +81,23 @@ def step(name: str) -> Iterator[Span]:
         yield span
 
 
+@dataclass(frozen=True)
 class Tracer:
     """Hands what was done to `send`, which must not wait. Without it, nothing is gathered."""
 
-    def __init__(self, clock: Clock, send: Callable[[Span], None] | None = None) -> None:
-        self._clock = clock
-        self._send = send
+    clock: Clock
+    send: Callable[[Span], None] | None = None
 
     @contextmanager
     def work(self, name: str, table: TableSettings, cycle_id: str) -> Iterator[Span]:
         """Gather a piece of work for a table. It is handed over if it failed, or if its `report` was called."""
         root = Span(name)
-        if self._send is None:
+        if self.send is None:
             yield root
             return
-        root.attributes = {
-            "table": table.name,
-            "source": table.source,
-            "target": table.target,
-            # The log's lines of this work have the same.
-            "cycle_id": cycle_id,
-        }
-        recorder = _Recorder(self._clock, root)
+        # The log's lines of this work have the same id.
+        root.attributes = {"table": table.name, "source": table.source, "target": table.target, "cycle_id": cycle_id}
+        recorder = _Recorder(self.clock, root)
         token = _recorder.set(recorder)
         try:
             with recorder.open(root):
@@ -113,4 +105,4 @@ class Tracer:
         finally:
             _recorder.reset(token)
             if root.is_news:
-                self._send(root)
+                self.send(root)

@@ -14,7 +14,7 @@ from daemon.observe import log as events
 from daemon.observe.tracing import Span
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import described, warn_of
-from daemon.status.table_status import differences_text
+from daemon.status.wording import differences_text
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.verify.findings import Level, Proof, Scope, hint_for
 from daemon.verify.passes import add_part, due_ms, next_part

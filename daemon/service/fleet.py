@@ -19,8 +19,9 @@ from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, gone_among, owners_among, remember_vanished, vanished_by_pattern
 from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
-from daemon.status.table_status import gone_status, paused_text
+from daemon.status.table_status import gone_status
 from daemon.status.watch import Watch
+from daemon.status.wording import paused_text
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
 from daemon.texts import counted
@@ -93,7 +94,7 @@ class Fleet:
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
         share = self._parts.settings.share
-        self._board.show_others({table.name: share.owner_of(table.target) for table in self._found.others})
+        self._board.others = {table.name: share.owner_of(table.target) for table in self._found.others}
         missing = [table.name for table in self._found.tables if table.name not in self._running]
         self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
 
@@ -115,7 +116,7 @@ class Fleet:
                 elif cycle.has_other_proof(read):
                     cycle.expect_wish()
             if self._watch:
-                self._watch.look(self._board.statuses(), records)
+                self._watch.compare(self._board.statuses(), records)
         except StateUnavailable as error:
             _log.warning(events.STATE_UNREAD, reason=str(error))
 
@@ -165,7 +166,7 @@ class Fleet:
             found = f"; it found {counted(len(kept[about]), 'table')} before" if about in kept else ""
             reasons.append(Unready(None, f"{about}: {error.message} ({error.hint}){found}"))
         self._board.set_unready(Topic.SOURCES, reasons)
-        self._board.excuse({name for names in kept.values() for name in names})
+        self._board.excused = {name for names in kept.values() for name in names}
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 
     def _apply(self) -> None:
@@ -209,9 +210,9 @@ class Fleet:
         vanished = vanished_by_pattern(parts.settings, gone, there)
         ids = {record.id for records in vanished.values() for record in records}
         gone = [remember_vanished(parts.store, record, now_ms) if record.id in ids else record for record in gone]
-        self._board.show_gone(
-            [gone_status(record, parts.store.count(record.id), now_ms, is_vanished=record.id in ids) for record in gone]
-        )
+        self._board.gone = [
+            gone_status(record, parts.store.count(record.id), now_ms, is_vanished=record.id in ids) for record in gone
+        ]
         # Only now, so that a table that is gone is shown at every moment.
         for name in self._board.names - {*self._running}:
             self._board.remove(name)

@@ -49,20 +49,20 @@ class Activity:
                 counter.labels(table).inc(getattr(result, name))
 
     def count_failure(self, table: str, kind: str) -> None:
-        with self._lock:
-            if table not in self._gone:
-                self._failures.labels(table, kind).inc()
+        self._count(self._failures, table, kind)
 
     def count_event(self, table: str, event: str) -> None:
+        self._count(self._events, table, event)
+
+    def _count(self, counter: Counter, table: str, label: str) -> None:
         with self._lock:
             if table not in self._gone:
-                self._events.labels(table, event).inc()
+                counter.labels(table, label).inc()
 
     def observe_step(self, step: str, seconds: float) -> None:
         self._steps.labels(step).observe(seconds)
 
     def expect(self, table: str) -> None:
-        """The table is followed from now on."""
         with self._lock:
             self._gone.discard(table)
 
@@ -74,6 +74,5 @@ class Activity:
                 counter.remove_by_labels({"table": table})
 
     def collect(self) -> Iterator[Metric]:
-        """The metrics as a Prometheus collector gives them."""
         for each in (self._syncs, self._failures, self._events, self._steps, *self._amounts.values()):
             yield from each.collect()

@@ -1,16 +1,15 @@
-"""The board: the newest status of every table, and what keeps the daemon from being ready.
-
-It is memory only, so that a probe costs nothing.
-"""
+"""The board: the newest status of every table, and what makes the daemon unready. In memory: a probe costs nothing."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from enum import Enum, auto
+from operator import add
 from threading import Lock
 
 import msgspec
+from msgspec.structs import astuple
 
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
@@ -25,13 +24,11 @@ from daemon.status.table_status import (
     Observation,
     SyncState,
     TableStatus,
-    count_states,
-    differing_text,
-    span,
     table_status,
     worst_first,
 )
-from daemon.texts import excerpt
+from daemon.status.wording import count_states, differing_text
+from daemon.texts import excerpt, span
 from state import SyncRun
 
 
@@ -46,8 +43,7 @@ class MaintenanceCounts(msgspec.Struct, frozen=True):
     removed_bytes: int = 0
 
     def __add__(self, other: MaintenanceCounts) -> MaintenanceCounts:
-        fields = MaintenanceCounts.__struct_fields__
-        return MaintenanceCounts(*(getattr(self, name) + getattr(other, name) for name in fields))
+        return MaintenanceCounts(*map(add, astuple(self), astuple(other)))
 
 
 class Topic(Enum):
@@ -88,10 +84,13 @@ class Board:
         self._runs: dict[str, deque[SyncRun]] = {}
         self._s3_endpoints: dict[str, str | None] = {}
         self._troubles: dict[Topic, list[Unready]] = {}
-        self._gone: list[TableStatus] = []
+        # Tables that are no longer followed and were not forgotten.
+        self.gone: Sequence[TableStatus] = ()
         self.share = share
-        self._others: dict[str, Share] = {}
-        self._excused: Set[str] = set()
+        # Which share follows each of the tables that we do not follow, by name.
+        self.others: Mapping[str, Share] = {}
+        # That the logs of these tables are gone is not reported: their pattern already has a reason.
+        self.excused: Set[str] = set()
         self._beaten_at_s = clock.monotonic_s()
         self.started_at_ms = clock.now_ms()
 
@@ -107,7 +106,6 @@ class Board:
 
     @property
     def names(self) -> set[str]:
-        """The tables that were added and not removed."""
         with self._lock:
             return {*self._tables}
 
@@ -125,29 +123,9 @@ class Board:
             self._tables = dict(ordered)
 
     def set_unready(self, topic: Topic, reasons: Sequence[Unready]) -> None:
-        """Say why the daemon as a whole is not ready. The reasons replace those of the same topic."""
+        """The reasons replace those of the same topic."""
         with self._lock:
             self._troubles[topic] = list(reasons)
-
-    def show_gone(self, gone: Sequence[TableStatus]) -> None:
-        """Show these tables, too, which are no longer followed and were not forgotten."""
-        with self._lock:
-            self._gone = list(gone)
-
-    def excuse(self, names: Set[str]) -> None:
-        """If the logs of these tables are gone, another reason for not being ready says why."""
-        with self._lock:
-            self._excused = names
-
-    def show_others(self, others: Mapping[str, Share]) -> None:
-        """Remember which share follows each of the tables that we do not follow, by name."""
-        with self._lock:
-            self._others = dict(others)
-
-    def find_owner(self, name: str) -> Share | None:
-        """The other share that follows this table; None if there is none."""
-        with self._lock:
-            return self._others.get(name)
 
     def add_runs(self, name: str, runs: Iterable[SyncRun]) -> None:
         """Show these syncs, too, the oldest first, unless the table was removed in the meantime."""
@@ -156,7 +134,6 @@ class Board:
                 self._runs[name].extend(runs)
 
     def runs(self, name: str) -> list[SyncRun]:
-        """The table's last syncs, the newest first."""
         with self._lock:
             return list(reversed(self._runs.get(name, ())))
 
@@ -167,18 +144,15 @@ class Board:
                 self._seen[name] = seen
 
     def count_maintenance(self, name: str, counts: MaintenanceCounts) -> None:
-        """Add what a round of maintenance did."""
         with self._lock:
             if name in self._tables:
                 self._maintained[name] += counts
 
     def maintenance(self) -> dict[str, MaintenanceCounts]:
-        """What maintenance did for each table, by name."""
         with self._lock:
             return dict(self._maintained)
 
     def beat(self) -> None:
-        """Note that the scheduler is alive."""
         self._beaten_at_s = self._clock.monotonic_s()
 
     def read_lines(self, name: str) -> dict[str, str]:
@@ -193,11 +167,9 @@ class Board:
         return {reader: scrub(line) for reader, line in lines.items()}
 
     def now_ms(self) -> int:
-        """The time of what it shows."""
         return self._clock.now_ms()
 
     def silent_s(self) -> float:
-        """Seconds since the scheduler's last beat."""
         return self._clock.monotonic_s() - self._beaten_at_s
 
     def statuses(self) -> list[TableStatus]:
@@ -205,14 +177,13 @@ class Board:
         followed = [self._status(table, seen) for table, seen in self._observed()]
         shown = {status.name for status in followed}
         with self._lock:
-            return [*followed, *(status for status in self._gone if status.name not in shown)]
+            return [*followed, *(status for status in self.gone if status.name not in shown)]
 
     def find_status(self, name: str) -> TableStatus | None:
-        """One table, followed or gone."""
         with self._lock:
             table = self._tables.get(name)
             if table is None:
-                return next((status for status in self._gone if status.name == name), None)
+                return next((status for status in self.gone if status.name == name), None)
             seen = self._seen[name]
         return self._status(table, seen)
 
@@ -226,25 +197,18 @@ class Board:
         line = count_states(statuses)
         if not statuses:
             with self._lock:
-                return "; ".join(
-                    [line, *(unready.reason for reasons in self._troubles.values() for unready in reasons)]
-                )
+                return "; ".join([line, *(each.reason for reasons in self._troubles.values() for each in reasons)])
         worst = worst_first(statuses)[0]
         return f"{line}; {worst.name}: {worst.error.kind}: {worst.error.message}" if worst.error else line
 
     @property
-    def is_standing_by(self) -> bool:
-        """Whether the lease is not ours: another process holds it, or the state database cannot be written."""
-        return self.why_standing_by is not None
-
-    @property
     def why_standing_by(self) -> str | None:
+        """Why the lease is not ours: another process holds it, or the state database cannot be written."""
         with self._lock:
             reasons = self._troubles.get(Topic.LEASE)
         return reasons[0].reason if reasons else None
 
     def accounts(self) -> dict[str, AccountCounts]:
-        """The account counts of each table, by name."""
         return {table.name: seen.accounts for table, seen in self._observed()}
 
     def find_unready(self) -> list[Unready]:
@@ -258,33 +222,31 @@ class Board:
             away = next((error for error in errors if error and error.kind == StateStoreAway.__name__), None)
             troubles += [Unready(None, f"the state database cannot be used: {away.message}")] if away else []
         # A share may have no table when there are few.
-        if not self._tables and not troubles and not self._others:
+        if not self._tables and not troubles and not self.others:
             return [Unready(None, "no tables are configured")]
         now_s = self._clock.monotonic_s()
-        observed = [(table, seen, self._status(table, seen)) for table, seen in self._observed()]
-        reasons = ((table.name, self._unready(table, seen, status, now_s)) for table, seen, status in observed)
-        differing = [
-            Unready(status.name, f"it {differing_text(status.proof)}")
-            for _, _, status in observed
-            if status.proof and not status.proof.is_right
-        ]
-        return troubles + [Unready(name, reason) for name, reason in reasons if reason is not None] + differing
+        reasons, differing = [], []
+        for table, seen in self._observed():
+            status = self._status(table, seen)
+            if reason := self._unready(table, seen, status, now_s):
+                reasons.append(Unready(table.name, reason))
+            if status.proof and not status.proof.is_right:
+                differing.append(Unready(table.name, f"it {differing_text(status.proof)}"))
+        return troubles + reasons + differing
 
     def _observed(self) -> list[tuple[TableSettings, Observation]]:
         with self._lock:
             return [(table, self._seen[name]) for name, table in self._tables.items()]
 
     def _unready(self, table: TableSettings, seen: Observation, status: TableStatus, now_s: float) -> str | None:
-        is_excused = status.state is SyncState.GONE and table.name in self._excused
+        is_excused = status.state is SyncState.GONE and table.name in self.excused
         if status.state is SyncState.PAUSED or is_excused:
             return None
         if status.state is SyncState.PARKED:
             return f"parked: {_brief(status.error)}" if status.error else "parked"
         if status.state is SyncState.GONE:
             return "its Delta log is gone: bring it back, or remove its entry and `dvsync forget` the table"
-        failing = None
-        if status.error:
-            failing = f"retrying since {status.error.since}: {_brief(status.error)}"
+        failing = f"retrying since {status.error.since}: {_brief(status.error)}" if status.error else None
         if seen.polled_at_s is None:
             return failing if status.state is SyncState.RETRYING else _untried(status)
         # While the source does not answer, the lag is unknown.
@@ -302,7 +264,6 @@ def _brief(error: ErrorStatus) -> str:
 
 def _untried(status: TableStatus) -> str:
     """Why a table that this process has neither synced nor failed yet is not ready."""
+    error = status.error
     begun = "its first sync since the start is running" if status.state is SyncState.SYNCING else "not checked yet"
-    if status.error is None:
-        return begun
-    return f"{begun}; the last error was {status.error.kind}, since {status.error.since}"
+    return f"{begun}; the last error was {error.kind}, since {error.since}" if error else begun

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 from pyiceberg.table import Table
@@ -34,11 +34,7 @@ STRIP_MAX = 72
 
 
 class FileDeletions(msgspec.Struct, frozen=True):
-    """A data file's physical rows, and how many of them are deleted.
-
-    `strip` is the share of deleted rows, 0 to 1, in each of some equal parts of the file, in the order of rows. It is
-    empty if the deletion vector is not known until the next comparison of states.
-    """
+    """A data file. `strip` is the deleted share, 0 to 1, of equal parts; empty until its vector is known."""
 
     path: str
     rows: int
@@ -80,10 +76,7 @@ class ServingPart(msgspec.Struct, frozen=True):
 
 
 class FileDetail(msgspec.Struct, frozen=True):
-    """One live data file. `vector_path` is the file with its deletion vector, null if there is none or it is inline.
-
-    `ranges` are the first ranges of deleted positions, both ends included; `has_more_ranges` if they are cut.
-    """
+    """A live data file. `vector_path` is null if its vector is inline. `ranges` of deleted positions have both ends."""
 
     file: FileDeletions
     partition: dict[str, str | None]
@@ -96,10 +89,7 @@ class FileDetail(msgspec.Struct, frozen=True):
 
 
 def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> TableDeletions:
-    """Describe the table's deletions, with at most `rows_max` rows in each list.
-
-    Reads the deletion vectors of the listed files, one after the other. Raises SyncError, StateUnavailable.
-    """
+    """Describe the table's deletions; each list has at most `rows_max` rows. Raises SyncError, StateUnavailable."""
     record, schema = _synced(context), shape_of(table, context.settings).table
     counts = context.store.count(record.id)
     found = context.store.find_deletions(record.id, rows_max=rows_max)
@@ -110,8 +100,12 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         rows=counts.live_rows + counts.deleted_positions,
         deleted=counts.deleted_positions,
         vectors=found.vectors,
-        files=[_file_deletions(context, file) for file in found.files],
-        partitions=[_partition_deletions(schema, each) for each in found.partitions if each.partition],
+        files=[_file_deletions(file, _positions(context, file)) for file in found.files],
+        partitions=[
+            PartitionDeletions(_named(schema, each), each.data_files, each.rows, each.deleted_positions)
+            for each in found.partitions
+            if each.partition
+        ],
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
@@ -120,10 +114,7 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
 
 
 def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: int) -> FileDetail:
-    """Describe one live data file: its URI, a local path, or a path below the Delta table.
-
-    Raises ObjectMissing if the table shows no such file, and as `inspect_table` does.
-    """
+    """Describe one live data file, by its URI or its path below the Delta table. Raises ObjectMissing without one."""
     record = _synced(context)
     spellings = {path, f"{context.location}/{path}", normalize_location(path)}
     file = next(iter(context.store.find_live_files(record.id, spellings).values()), None)
@@ -133,13 +124,12 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
             path=path,
             hint="Give its path as `dvsync inspect` or the Delta log has it: a URI, or a path below the table.",
         )
-    positions = _positions(context, file)
+    positions, vector = _positions(context, file), file.deletion_vector
     ranges = _first_ranges(new_positions(positions), ranges_max + 1) if positions is not None else []
-    vector = file.deletion_vector
     place = find_place(context.location, vector) if vector and positions is not None else None
     return FileDetail(
-        file=_file_deletions(context, file),
-        partition=_named(shape_of(table, context.settings).table, file.spec_id, file.partition),
+        file=_file_deletions(file, positions),
+        partition=_named(shape_of(table, context.settings).table, file),
         size_bytes=file.size_bytes,
         vector=vector,
         vector_path=place.path if place and place.offset is not None else None,
@@ -173,8 +163,7 @@ def _positions(context: TableContext, file: LiveFile) -> PositionSet | None:
     return positions
 
 
-def _file_deletions(context: TableContext, file: LiveFile) -> FileDeletions:
-    positions = _positions(context, file)
+def _file_deletions(file: LiveFile, positions: PositionSet | None) -> FileDeletions:
     return FileDeletions(
         path=file.path,
         rows=file.record_count,
@@ -183,14 +172,9 @@ def _file_deletions(context: TableContext, file: LiveFile) -> FileDeletions:
     )
 
 
-def _partition_deletions(schema: TableSchema, count: PartitionCount) -> PartitionDeletions:
-    named = _named(schema, count.spec_id, count.partition)
-    return PartitionDeletions(named, count.data_files, count.rows, count.deleted_positions)
-
-
-def _named(schema: TableSchema, spec_id: int, texts: Sequence[str | None]) -> dict[str, str | None]:
+def _named(schema: TableSchema, of: PartitionCount | LiveFile) -> dict[str, str | None]:
     """Return the values of a partition as people write them, by column."""
-    values = zip(schema.specs[spec_id].fields, decode_partition(texts, schema, spec_id), strict=True)
+    values = zip(schema.specs[of.spec_id].fields, decode_partition(of.partition, schema, of.spec_id), strict=True)
     return {
         field.name: None
         if value is None
@@ -214,7 +198,6 @@ def strip_of(chunks: Iterable[array[int]], rows: int) -> tuple[float, ...]:
 
 
 def _first_ranges(chunks: Iterable[array[int]], ranges_max: int) -> list[tuple[int, int]]:
-    """Return up to `ranges_max` ranges of consecutive positions."""
     ranges: list[tuple[int, int]] = []
     for chunk in chunks:
         for position in chunk:

@@ -1,7 +1,4 @@
-"""How to read an Iceberg table in each engine: the lines of `dvsync show`, `dvsync snapshots`, the API and the page.
-
-They are made without loading the table, because the daemon answers from memory.
-"""
+"""How each engine reads an Iceberg table: made without loading the table, because the daemon answers from memory."""
 
 from __future__ import annotations
 

@@ -15,9 +15,9 @@ from pyiceberg.table.snapshots import Snapshot
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
 from daemon.status.reading import read_lines
-from daemon.status.table_status import iso_time
 from daemon.sync.comparison import COMPARED
 from daemon.sync.first_sync import RESYNCED
+from daemon.texts import iso_time
 
 # The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
 PASSING_OVER = (RESYNCED, COMPARED)
@@ -48,10 +48,7 @@ class ShownSnapshot(msgspec.Struct, frozen=True):
 
 
 class Choice(msgspec.Struct, frozen=True):
-    """The snapshot that shows a Delta version, and a line for each reader; or the reason why there is none.
-
-    `contained_in` is the first snapshot that contains the version's changes, if no snapshot shows exactly this version.
-    """
+    """The snapshot that shows a version, and a line for each reader; or why none does, and which first contains it."""
 
     version: int | None
     snapshot: ShownSnapshot | None = None
@@ -62,10 +59,7 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ShownTable(msgspec.Struct, frozen=True):
-    """What the catalog shows of a table now, and a line for each reader that reads it.
-
-    `version` is the newest Delta version whose rows it shows; None if dvsync did not commit the current snapshot.
-    """
+    """What the catalog shows of a table. `version` is the newest Delta version shown; None if it is not dvsync's."""
 
     name: str
     catalog: str
@@ -89,7 +83,6 @@ class _Line:
 
 
 def show_table(name: str, table: Table) -> ShownTable:
-    """Return what the table called `name` shows now."""
     current = next((each for each in list_snapshots(table) if each.is_current), None)
     return ShownTable(
         name=name,
@@ -146,10 +139,7 @@ def choose_by_version(table: Table, version: int) -> Choice:
 
 
 def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
-    """Choose the snapshot of the newest Delta version that was committed at or before `at_ms`, epoch, UTC.
-
-    Asks Delta's log for the times of versions that have no snapshot of their own. Raises SyncError if it is away.
-    """
+    """Choose the snapshot of the newest Delta version as of `at_ms`, epoch. Raises SyncError if Delta's log is away."""
     lines = _current_log(_lines(table))
     number = next((number for number, line in enumerate(lines) if line.timestamp_ms <= at_ms), None)
     if number is None:
@@ -177,7 +167,6 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
 
 
 def read_lines_of(table: Table, snapshot_id: int | None = None) -> dict[str, str]:
-    """Return a line for each reader that reads the snapshot of this table, or the current one."""
     return read_lines(
         table.catalog.name,
         table.name(),
@@ -220,18 +209,13 @@ def _current_log(lines: Sequence[_Line]) -> list[_Line]:
 
 def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapshot:
     summary = snapshot.summary
+    pointing = (name for name, ref in table.metadata.refs.items() if ref.snapshot_id == snapshot.snapshot_id)
     shown = ShownSnapshot(
         snapshot_id=snapshot.snapshot_id,
         committed_at=iso_time(snapshot.timestamp_ms),
         operation=summary.operation.value if summary else "",
         is_current=snapshot.snapshot_id == table.metadata.current_snapshot_id,
-        references=tuple(
-            sorted(
-                name
-                for name, ref in table.metadata.refs.items()
-                if name != MAIN_BRANCH and ref.snapshot_id == snapshot.snapshot_id
-            )
-        ),
+        references=tuple(sorted(name for name in pointing if name != MAIN_BRANCH)),
     )
     if line is None:
         return shown

@@ -1,24 +1,17 @@
-"""What operators see of a table: the record of `status --json` and `/api/tables`.
-
-`table_status` is the one place that names a table's state.
-"""
+"""What operators see of a table: `status --json`, `/api/tables`. `table_status` alone names a table's state."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Sequence
 from enum import StrEnum
 
 import msgspec
-from msgspec.structs import replace
-from rich.filesize import decimal
+from msgspec.structs import asdict, replace
 
 from daemon.config.settings import TableSettings
 from daemon.errors import LogMissing
 from daemon.masking import scrub
-from daemon.sync.verbs import next_resync
-from daemon.texts import counted
+from daemon.texts import iso_time
 from state import SHARES, Difference, Pause, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 
 
@@ -33,8 +26,6 @@ class SyncState(StrEnum):
     GONE = "gone"  # Delta's table or its entry in the configuration is no longer there, and it is not forgotten
 
 
-# The years 1 to 9999 in epoch milliseconds, to a second.
-FIRST_MS, LAST_MS = -62_135_596_800_000, 253_402_300_799_000
 WORST_FIRST = (
     SyncState.PARKED,
     SyncState.RETRYING,
@@ -189,24 +180,17 @@ NOT_FOLLOWED = "TableGone"
 
 
 def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *, is_vanished: bool) -> TableStatus:
-    """The status of a table in the state database that no entry or pattern of the configuration leads to any more.
-
-    With `is_vanished`, a pattern would find it if its folder were there.
-    """
-    message = (
-        "its folder is gone, or holds no Delta table any more"
-        if is_vanished
-        else "no entry and no pattern of the configuration has a table of this name, source and target"
-    )
-    if record.metadata_location is not None:
-        message += "; its Iceberg table stays as it was, and reading it fails where Delta's files are gone"
+    """The status of a table that nothing leads to any more. `is_vanished`: a pattern would if its folder were there."""
     if is_vanished:
+        message = "its folder is gone, or holds no Delta table any more"
         hint = "If the folder was moved, or its volume is not mounted, bring it back, and dvsync continues."
     else:
+        message = "no entry and no pattern of the configuration has a table of this name, source and target"
         hint = "To follow it again, give it an entry with all three, or let a pattern find it."
-    forget = f": it keeps the Iceberg table {record.target}, or with --drop removes it, too"
-    if record.metadata_location is None:
-        forget = ""
+    forget = ""
+    if record.metadata_location is not None:
+        message += "; its Iceberg table stays as it was, and reading it fails where Delta's files are gone"
+        forget = f": it keeps the Iceberg table {record.target}, or with --drop removes it, too"
     error = TableError(
         kind=NOT_FOLLOWED,
         message=message,
@@ -224,12 +208,11 @@ def table_status(
     table: TableSettings | TableRecord, seen: Observation, now_ms: int, *, silent_s: float | None = None
 ) -> TableStatus:
     """Return what is known of a table whose last poll or sync that succeeded was `silent_s` ago."""
-    record, counts, error = seen.record, seen.counts, seen.record.error if seen.record else None
-    pause = record.pause_at(now_ms) if record else None
-    synced = record.synced_version if record else None
+    record = seen.record or TableRecord(0, table.name, table.source, table.target)
+    counts, error, pause, synced = seen.counts, record.error, record.pause_at(now_ms), record.synced_version
     live = None if synced is None else counts
     # What the source had before its log vanished is not what it has now.
-    source_version = None if record and has_lost_log(record) else seen.source_version
+    source_version = None if has_lost_log(record) else seen.source_version
     lag_versions = None if source_version is None else source_version - (-1 if synced is None else synced)
     # While the store does not answer, nobody knows whether the table is still in step.
     if lag_versions == 0 and silent_s is not None and isinstance(table, TableSettings):
@@ -241,25 +224,29 @@ def table_status(
         lag_seconds = 0.0
     elif seen.behind_since_ms is not None:
         lag_seconds = max(0, now_ms - seen.behind_since_ms) / 1000
+    written = [
+        WrittenStatus(each.kind, each.status, each.files, each.size_bytes, max(0, now_ms - each.oldest_since_ms) / 1000)
+        for each in (counts.written if counts else ())
+    ]
     return TableStatus(
         name=table.name,
         source=scrub(table.source),
         catalog=table.catalog,
         target=table.target,
-        state=_state(seen, lag_versions, now_ms),
+        state=_state(record, lag_versions, now_ms, syncing=seen.syncing),
         synced_version=synced,
         source_version=source_version,
         lag_versions=lag_versions,
         lag_seconds=lag_seconds,
-        snapshot_id=record.snapshot_id if record else None,
-        metadata_location=record.metadata_location if record else None,
-        format_version=record.format_version if record else None,
+        snapshot_id=record.snapshot_id,
+        metadata_location=record.metadata_location,
+        format_version=record.format_version,
         checked_at=None if silent_s is None else iso_time(now_ms - round(silent_s * 1000)),
-        last_synced_at=iso_time(record.last_synced_at_ms) if record and record.last_synced_at_ms is not None else None,
-        resync_wanted=record is not None and record.resync_wanted,
+        last_synced_at=None if record.last_synced_at_ms is None else iso_time(record.last_synced_at_ms),
+        resync_wanted=record.resync_wanted,
         pause=pause_status(pause) if pause else None,
         error=_error_status(error) if error else None,
-        proof=_proof_status(record.proof) if record and record.proof else None,
+        proof=_proof_status(record.proof) if record.proof else None,
         # While the table has an error, it is not verified.
         verify_error=_error_status(seen.verify_error) if seen.verify_error and not error else None,
         live_data_files=live.live_data_files if live else None,
@@ -268,7 +255,7 @@ def table_status(
         deleted_positions=live.deleted_positions if live else None,
         orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
         orphan_bytes=_known_bytes(counts.orphans) if counts else None,
-        written_files=[_written_status(each, now_ms) for each in counts.written] if counts else None,
+        written_files=written if counts else None,
     )
 
 
@@ -278,20 +265,9 @@ def _known_bytes(counts: Sequence[WrittenCount]) -> int | None:
     return sum(known) if known or not counts else None
 
 
-def _written_status(count: WrittenCount, now_ms: int) -> WrittenStatus:
-    age_s = max(0, now_ms - count.oldest_since_ms) / 1000
-    return WrittenStatus(count.kind, count.status, count.files, count.size_bytes, age_s)
-
-
 def _error_status(error: TableError) -> ErrorStatus:
-    return ErrorStatus(
-        kind=error.kind,
-        message=error.message,
-        hint=error.hint,
-        version=error.version,
-        since=iso_time(error.since_ms),
-        consecutive=error.consecutive,
-    )
+    since = iso_time(error.since_ms)
+    return ErrorStatus(error.kind, error.message, error.hint, error.version, since, error.consecutive)
 
 
 def pause_status(pause: Pause) -> PauseStatus:
@@ -316,56 +292,32 @@ def _proof_status(proof: ProofRecord) -> ProofStatus:
 
 
 def run_status(run: SyncRun) -> RunStatus:
-    return RunStatus(
-        started_at=iso_time(run.started_at_ms),
-        duration_seconds=run.duration_ms / 1000,
-        outcome=run.outcome,
-        operation=run.operation,
-        from_version=run.from_version,
-        to_version=run.to_version,
-        snapshot_id=run.snapshot_id,
-        data_files_added=run.data_files_added,
-        data_files_removed=run.data_files_removed,
-        delete_files_added=run.delete_files_added,
-        positions_added=run.positions_added,
-        message=run.message,
-    )
+    fields = asdict(run)
+    del fields["table_id"]
+    return RunStatus(iso_time(fields.pop("started_at_ms")), fields.pop("duration_ms") / 1000, **fields)
 
 
-def _state(seen: Observation, lag_versions: int | None, now_ms: int) -> SyncState:
-    record = seen.record
-    stopped = _stopped_state(record, now_ms) if record else None
-    if stopped:
-        return stopped
-    if seen.syncing:
-        return SyncState.SYNCING
-    if record and record.error:
-        return SyncState.RETRYING
-    if lag_versions is None:
-        # Without a look at the source, nobody knows whether a table that was synced once is still in step.
-        return SyncState.WAITING if record is None or record.synced_version is None else SyncState.BEHIND
-    return SyncState.BEHIND if lag_versions > 0 else SyncState.SYNCED
-
-
-def _stopped_state(record: TableRecord, now_ms: int) -> SyncState | None:
-    """The state of a table that syncs no further until someone does something."""
-    if record.pause_at(now_ms):
-        return SyncState.PAUSED
-    if record.error and record.error.parked:
-        return SyncState.PARKED
-    return SyncState.GONE if has_lost_log(record) else None
+def _state(record: TableRecord, lag_versions: int | None, now_ms: int, *, syncing: bool) -> SyncState:
+    """Return the first of these states that holds."""
+    error = record.error
+    states = {
+        SyncState.PAUSED: record.pause_at(now_ms) is not None,
+        SyncState.PARKED: error is not None and error.parked,
+        SyncState.GONE: has_lost_log(record),
+        SyncState.SYNCING: syncing,
+        SyncState.RETRYING: error is not None,
+        # While the source is unseen, nobody knows whether a table that was synced once is still in step.
+        SyncState.WAITING: lag_versions is None and record.synced_version is None,
+        SyncState.BEHIND: lag_versions is None or lag_versions > 0,
+        SyncState.SYNCED: True,
+    }
+    return next(state for state, holds in states.items() if holds)
 
 
 def has_lost_log(record: TableRecord) -> bool:
     """Return whether the table was synced before, and its Delta log has vanished."""
     error = record.error
     return record.synced_version is not None and error is not None and error.kind == LogMissing.__name__
-
-
-def iso_time(epoch_ms: int) -> str:
-    """A time for people and machines: ISO 8601, UTC, to a millisecond. A log may have a time that Python has not."""
-    shown_ms = min(max(epoch_ms, FIRST_MS), LAST_MS)
-    return datetime.fromtimestamp(shown_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def worst_first(statuses: Sequence[TableStatus]) -> list[TableStatus]:
@@ -378,62 +330,3 @@ def worst_first(statuses: Sequence[TableStatus]) -> list[TableStatus]:
             -(each.lag_seconds or 0),
         ),
     )
-
-
-def count_states(statuses: Sequence[TableStatus]) -> str:
-    """How many tables are in which state, the worst first."""
-    counts = Counter(status.state for status in statuses)
-    if not statuses:
-        return "no tables"
-    return f"{counted(len(statuses), 'table')}: " + ", ".join(
-        f"{counts[state]} {state}" for state in WORST_FIRST if counts[state]
-    )
-
-
-def span(seconds: float) -> str:
-    """A duration for people: `40 ms`, `1.2 s`, `12 s`, `1 min 5 s`, `2 h`, `3 d 4 h`."""
-    if 0 < seconds < 0.9995:
-        return f"{max(1, round(seconds * 1000))} ms"
-    if seconds < 9.95:
-        return f"{round(seconds, 1):g} s"
-    left = round(seconds)
-    parts = []
-    for length_s, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
-        parts.append((left // length_s, unit))
-        left %= length_s
-    first = next(place for place, (number, _) in enumerate(parts) if number)
-    return " ".join(f"{number} {unit}" for number, unit in parts[first : first + 2] if number)
-
-
-def size_text(size_bytes: int | None) -> str:
-    """A size for people, in powers of ten."""
-    return "unknown size" if size_bytes is None else decimal(size_bytes)
-
-
-def paused_text(pause: Pause | PauseStatus) -> str:
-    """A pause in one line, as the end of a sentence about the table."""
-    if isinstance(pause, Pause):
-        pause = pause_status(pause)
-    until = f", until {pause.until}" if pause.until else ""
-    reason = f": {pause.reason}" if pause.reason else ""
-    return f"paused since {pause.since} by {pause.by}{until}{reason}"
-
-
-def resync_text(status: TableStatus) -> str:
-    """What a wanted resync waits for, as the end of a sentence about the table."""
-    return next_resync(status.name, is_held=status.state in (SyncState.PAUSED, SyncState.PARKED))
-
-
-def differences_text(differences: Mapping[str, int]) -> str:
-    """The differences in one line: how many of each kind."""
-    return ", ".join(f"{fault} ({count:,})" for fault, count in differences.items())
-
-
-def unverified_text(error: ErrorStatus) -> str:
-    """A verification that failed, in one line, as the end of a sentence about the table."""
-    return f"cannot be verified since {error.since}: {error.kind}: {error.message}"
-
-
-def differing_text(proof: ProofStatus) -> str:
-    """What a verification found, as the end of a sentence about the table."""
-    return f"differs from Delta, found {proof.at}: {differences_text(proof.differences)}"

@@ -9,7 +9,8 @@ from daemon.clock import Clock
 from daemon.config.settings import NoticeKind
 from daemon.errors import SchemaChanged, TargetChanged
 from daemon.notices.notice import Notice, make_notice
-from daemon.status.table_status import Observation, SyncState, TableStatus, differing_text, table_status
+from daemon.status.table_status import Observation, SyncState, TableStatus, table_status
+from daemon.status.wording import differing_text
 from state import TableRecord
 
 # The event that comes before `parked`, by the error's kind.
@@ -30,7 +31,7 @@ class _Seen:
 
 
 class Watch:
-    """Announces what changed between two looks. Used by one thread."""
+    """Makes notices of what changed since the previous comparison. Used by one thread."""
 
     def __init__(
         self, announce: Callable[[Notice], None], clock: Clock, records: Iterable[TableRecord], *, repeats_synced: bool
@@ -48,8 +49,7 @@ class Watch:
             seen = _look(status, record, _Seen())
             self._seen[record.id] = replace(seen, metadata_location=None) if repeats_synced else seen
 
-    def look(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
-        """Compare the tables as the board shows them, and their rows in the state store."""
+    def compare(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
         shown, former = {status.name: status for status in statuses}, self._seen
         self._seen = {}
         for record in records:
@@ -77,16 +77,15 @@ def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
 
 
 def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple[NoticeKind, str, str | None]]:
-    """Yield each event with a text and a hint."""
     error = status.error
     if after.trouble not in (None, before.trouble) and error:
-        told = f"{error.kind}: {error.message}"
+        text = f"{error.kind}: {error.message}"
         if status.state is SyncState.GONE:
             yield NoticeKind.GONE, error.message, error.hint
         else:
             if error.kind in ALSO:
-                yield ALSO[error.kind], told, error.hint
-            yield NoticeKind.PARKED, f"parked: {told}", error.hint
+                yield ALSO[error.kind], text, error.hint
+            yield NoticeKind.PARKED, f"parked: {text}", error.hint
     if after.is_wrong and not before.is_wrong and status.proof:
         yield NoticeKind.PROOF_FAILED, differing_text(status.proof), None
     if after.is_well and not before.is_well:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 
 from opentelemetry.sdk.metrics.export import (
     AggregationTemporality,
@@ -34,7 +34,6 @@ def as_otlp(
 
 
 def _convert(family: Family, started_ns: int, now_ns: int) -> Iterator[Metric]:
-    """Yield nothing for a family without a series."""
     if not family.samples:
         return
     if family.type == "histogram":
@@ -58,7 +57,7 @@ def _distributions(samples: Iterable[Sample], started_ns: int, now_ns: int) -> I
     buckets: dict[tuple[tuple[str, str], ...], dict[float, int]] = {}
     sums: dict[tuple[tuple[str, str], ...], float] = {}
     for sample in samples:
-        labels = _without_bound(sample.labels)
+        labels = tuple((name, value) for name, value in sample.labels.items() if name != "le")
         if sample.name.endswith("_bucket"):
             buckets.setdefault(labels, {})[float(sample.labels["le"])] = int(sample.value)
         elif sample.name.endswith("_sum"):
@@ -78,7 +77,3 @@ def _distributions(samples: Iterable[Sample], started_ns: int, now_ns: int) -> I
             min=None,  # type: ignore[arg-type]
             max=None,  # type: ignore[arg-type]
         )
-
-
-def _without_bound(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
-    return tuple((name, value) for name, value in labels.items() if name != "le")

@@ -66,7 +66,6 @@ class Telemetry:
         self._tracer = self._provider.get_tracer(SCOPE, version("dvsync"))
 
     def send(self, span: Span) -> None:
-        """Send a piece of work with its steps soon."""
         self._start(span, Context())
 
     def report(self, collect: Callable[[], Iterable[Metric]]) -> None:
@@ -94,7 +93,6 @@ class Telemetry:
         self._run("metrics", work)
 
     def begin_to_close(self) -> None:
-        """Send what waits, and the metrics once more."""
         self._closing.set()
         self._run("traces", self._provider.shutdown)
 
@@ -105,12 +103,9 @@ class Telemetry:
             thread.join(max(0.0, end_s - self._clock.monotonic_s()))
 
     def _start(self, span: Span, context: Context) -> None:
-        made = self._tracer.start_span(
-            span.name,
-            context,
-            start_time=span.started_ns,
-            attributes={f"dvsync.{key}": _shown(value) for key, value in span.attributes.items()},
-        )
+        made = self._tracer.start_span(span.name, context, start_time=span.started_ns)
+        for key, value in span.attributes.items():
+            made.set_attribute(f"dvsync.{key}", scrub(value) if isinstance(value, str) else value)
         if span.error:
             kind, message = span.error[0], scrub(span.error[1])
             made.set_attribute("error.type", kind)
@@ -151,7 +146,3 @@ class Outages(logging.Handler):
             hint="Check the OTEL_EXPORTER_OTLP_… variables and the receiver. Syncs are not affected; what is not sent "
             "is lost.",
         )
-
-
-def _shown(value: str | int | bool) -> str | int | bool:
-    return scrub(value) if isinstance(value, str) else value

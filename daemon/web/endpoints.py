@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import socket
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 
@@ -21,12 +22,12 @@ from starlette.routing import Route
 from daemon.config.value_types import duration_s
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.status.board import Board
-from daemon.status.table_status import iso_time, run_status
+from daemon.status.table_status import run_status
 from daemon.sync.verbs import Verb, make_pause
-from daemon.web.answers import Accepted, DaemonInfo, Liveness, PauseRequest, Problem, Readiness, TableDetail
+from daemon.texts import iso_time
+from daemon.web import answers
 from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
-from daemon.web.openapi import make_document
 from state import Pause, StateUnavailable
 
 # Three of the scheduler's heartbeats.
@@ -41,32 +42,25 @@ PAGE_POLICY = (
 )
 
 
+@dataclass
 class Api:
     """`/livez`, `/readyz`, the API below `/api`, `/metrics`, and the page for people.
 
     `ask` does what a POST wants and returns what happens now; without a `token`, nobody may POST. `process` and `state`
-    describe this process and its state database; `host` is this machine's name by default.
+    describe this process and its state database.
     """
 
-    def __init__(
-        self,
-        board: Board,
-        *,
-        registry: CollectorRegistry | None = None,
-        ask: Callable[[str, Verb, Pause | None], str] = lambda _name, _verb, _pause: "",
-        token: str | None = None,
-        process: str = "",
-        state: str = "",
-        host: str | None = None,
-    ) -> None:
-        self._board = board
-        self._registry = registry or make_registry(board)
-        self._ask = ask
-        self._token = token
-        self._process = process
-        self._state = state
-        self._host = host or socket.gethostname()
-        self._document = make_document()
+    board: Board
+    registry: CollectorRegistry | None = None
+    ask: Callable[[str, Verb, Pause | None], str] = lambda _name, _verb, _pause: ""
+    token: str | None = None
+    process: str = ""
+    state: str = ""
+    host: str = field(default_factory=socket.gethostname)
+
+    def __post_init__(self) -> None:
+        self._registry = self.registry or make_registry(self.board)
+        self._document = answers.make_document()
         self.app = Starlette(
             routes=[
                 Route("/livez", self._livez),
@@ -87,62 +81,61 @@ class Api:
         )
 
     async def _livez(self, _: Request) -> Response:
-        silent_s = self._board.silent_s()
+        silent_s = self.board.silent_s()
         alive = silent_s <= SILENT_MAX_S
-        return _json(Liveness(alive, round(silent_s, 1)), ok=alive)
+        return _json(answers.Liveness(alive, round(silent_s, 1)), 200 if alive else 503)
 
     async def _readyz(self, _: Request) -> Response:
-        reasons = self._board.find_unready()
-        return _json(Readiness(not reasons, str(self._board.share), reasons), ok=not reasons)
+        reasons = self.board.find_unready()
+        return _json(answers.Readiness(not reasons, str(self.board.share), reasons), 503 if reasons else 200)
 
-    def _describe(self) -> DaemonInfo:
-        return DaemonInfo(
+    def _describe(self) -> answers.DaemonInfo:
+        return answers.DaemonInfo(
             version=version("dvsync"),
-            process=self._process,
-            host=self._host,
-            started_at=iso_time(self._board.started_at_ms),
-            state=self._state,
-            share=str(self._board.share),
-            stands_by=self._board.is_standing_by,
+            process=self.process,
+            host=self.host,
+            started_at=iso_time(self.board.started_at_ms),
+            state=self.state,
+            share=str(self.board.share),
+            stands_by=self.board.why_standing_by is not None,
         )
 
     async def _daemon(self, _: Request) -> Response:
-        return _json(self._describe(), ok=True)
+        return _json(self._describe())
 
     async def _tables(self, _: Request) -> Response:
-        return _json(self._board.statuses(), ok=True)
+        return _json(self.board.statuses())
 
     async def _table(self, request: Request) -> Response:
-        board = self._board
-        name = request.path_params["name"]
+        board, name = self.board, request.path_params["name"]
         status = board.find_status(name)
         if status is None:
             return _problem(404, _why_missing(board, name))
         runs = [run_status(run) for run in board.runs(name)]
-        return _json(TableDetail(status, board.read_lines(name), runs), ok=True)
+        return _json(answers.TableDetail(status, board.read_lines(name), runs))
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
-        refusal = _refuse(request, self._token) or _refuse_for(self._board, name)
+        refusal = _refuse(request, self.token) or _refuse_for(self.board, name)
         if refusal:
             return refusal
         pause = None
         if wanted is Verb.PAUSE:
             try:
-                pause = _read_pause(await request.body(), request.client, self._board.now_ms())
+                pause = _read_pause(await request.body(), request.client, self.board.now_ms())
             except (ValueError, ConfigInvalid) as error:
                 return _problem(400, str(error), PAUSE_HINT)
         try:
             # Not here: the state database may be slow, and this thread answers the probes.
-            text = await run_in_threadpool(self._ask, name, wanted, pause)
+            text = await run_in_threadpool(self.ask, name, wanted, pause)
         except SyncError as error:
             return _problem(409, error.message, error.hint)
         except StateUnavailable as error:
             return _problem(503, f"the state database cannot be written now: {error}", "Try again.")
-        return _json(Accepted(name, wanted, text), ok=True, status_code=202)
+        return _json(answers.Accepted(name, wanted, text), 202)
 
     async def _openapi(self, _: Request) -> Response:
-        return _json(self._document, ok=True)
+        return _json(self._document)
 
     async def _refused(self, _: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
@@ -151,7 +144,7 @@ class Api:
     async def _page(self, request: Request) -> Response:
         from daemon.web.page import render_tables  # noqa: PLC0415 - most daemons are watched by their metrics only
 
-        board = self._board
+        board = self.board
         statuses, unready = board.statuses(), board.find_unready()
         not_ready = {each.table for each in unready if each.table is not None}
         listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
@@ -160,13 +153,13 @@ class Api:
     async def _table_page(self, request: Request) -> Response:
         from daemon.web.page import render_missing, render_table  # noqa: PLC0415
 
-        board = self._board
+        board = self.board
         name, query = request.path_params["name"], Query.parse({"refresh": request.query_params.get("refresh", "")})
         status = board.find_status(name)
         if status is None:
             reason = _why_missing(board, name)
             missing = render_missing(name, reason, query=query, daemon=self._describe(), now_ms=board.now_ms())
-            return _html(missing, status_code=404)
+            return _html(missing, 404)
         runs, read = board.runs(name), board.read_lines(name)
         return _html(render_table(status, runs, read, query=query, daemon=self._describe(), now_ms=board.now_ms()))
 
@@ -175,10 +168,9 @@ class Api:
 
 
 def _refuse(request: Request, token: str | None) -> Response | None:
-    """Return the answer to a request without the right token."""
     if token is None:
         hint = "Set health.token and send it as `Authorization: Bearer …`, or use the command line."
-        return _problem(403, "the API only answers questions here: no token is configured", hint)
+        return _problem(403, "POST is disabled: no token is configured", hint)
     scheme, _, given = request.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and hmac.compare_digest(given.encode(), token.encode()):
         return None
@@ -188,7 +180,7 @@ def _refuse(request: Request, token: str | None) -> Response | None:
 
 def _read_pause(body: bytes, client: Address | None, now_ms: int) -> Pause:
     """Read the body of a POST to `pause`. Raises ConfigInvalid, and ValueError if it is not a `PauseRequest`."""
-    asked = msgspec.json.decode(body, type=PauseRequest) if body else PauseRequest()
+    asked = msgspec.json.decode(body, type=answers.PauseRequest) if body else answers.PauseRequest()
     for_s = None if asked.for_ is None else duration_s(asked.for_)
     by = f"the API, from {client.host}" if client else "the API"
     return make_pause(by, now_ms, for_s=for_s, reason=asked.reason)
@@ -203,27 +195,21 @@ def _refuse_for(board: Board, name: str) -> Response | None:
 
 
 def _why_missing(board: Board, name: str) -> str:
-    owner = board.find_owner(name)
+    owner = board.others.get(name)
     return "no such table" if owner is None else f"the table belongs to share {owner}, and this daemon is {board.share}"
 
 
-def _html(text: str, *, status_code: int = 200) -> Response:
+def _html(text: str, status_code: int = 200) -> Response:
     headers = {"cache-control": "no-store", "content-security-policy": PAGE_POLICY}
-    return Response(text, status_code=status_code, media_type="text/html", headers=headers)
+    return Response(text, status_code, headers, "text/html")
 
 
 def _problem(
     status_code: int, error: str, hint: str | None = None, headers: Mapping[str, str] | None = None
 ) -> Response:
-    return _json(Problem(error, hint), ok=False, status_code=status_code, headers=headers)
+    return _json(answers.Problem(error, hint), status_code, headers)
 
 
-def _json(
-    body: object, *, ok: bool, status_code: int | None = None, headers: Mapping[str, str] | None = None
-) -> Response:
-    return Response(
-        msgspec.json.encode(body),
-        status_code=status_code or (200 if ok else 503),
-        media_type="application/json",
-        headers={"cache-control": "no-store", **(headers or {})},
-    )
+def _json(body: object, status_code: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    headers = {"cache-control": "no-store", **(headers or {})}
+    return Response(msgspec.json.encode(body), status_code, headers, "application/json")

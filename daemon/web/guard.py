@@ -18,10 +18,8 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 
 
 def guard(app: ASGIApp, host: str, address: str) -> ASGIApp:
-    """Return `app` behind the checks of a daemon that listens on `address`, which is configured as `host`.
-
-    On a loopback address it has no other name: a page whose own name leads there (DNS rebinding) must not read it.
-    """
+    """Put `app` behind the checks of a daemon on `address`, which is configured as `host`."""
+    # On a loopback address, a page whose own name leads there (DNS rebinding) must not read it.
     names = {*LOCAL_NAMES, host.lower(), address} if ip_address(address).is_loopback else None
 
     async def guarded(scope: Scope, receive: Receive, send: Send) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any, Self
 from urllib.parse import urlencode
 
@@ -18,46 +17,27 @@ TEXT_MAX = 200
 NOT_READY = "not-ready"
 
 
-class Order(StrEnum):
-    WORST = "worst"
-    NAME = "name"
-    BEHIND = "behind"
-    LAST_SYNCED = "last-synced"
-    DELETED = "deleted-rows"
-    DELETE_FILES = "delete-files"
-    ORPHANS = "orphans"
-
-
-TITLES = {
-    Order.WORST: "worst first",
-    Order.NAME: "name",
-    Order.BEHIND: "longest behind",
-    Order.LAST_SYNCED: "last synced, oldest first",
-    Order.DELETED: "most deleted rows",
-    Order.DELETE_FILES: "most delete files",
-    Order.ORPHANS: "most orphans",
-}
-# What is not known comes last, and so does a table that was never synced when the oldest sync comes first.
-_KEYS: dict[Order, Callable[[TableStatus], Any]] = {
-    Order.NAME: lambda each: each.name,
-    Order.BEHIND: lambda each: -(each.lag_seconds if each.lag_seconds is not None else -1),
-    Order.LAST_SYNCED: lambda each: (each.last_synced_at is None, each.last_synced_at or ""),
-    Order.DELETED: lambda each: -(each.deleted_positions or 0),
-    Order.DELETE_FILES: lambda each: -(each.live_delete_files or 0),
-    Order.ORPHANS: lambda each: -(each.orphans_waiting or 0),
+# The orders of the page's form: a title, and the key to sort by. What is not known comes last, and so does a table that
+# was never synced when the oldest sync comes first.
+WORST = "worst"
+ORDERS: dict[str, tuple[str, Callable[[TableStatus], Any] | None]] = {
+    WORST: ("worst first", None),
+    "name": ("name", lambda each: each.name),
+    "behind": ("longest behind", lambda each: -(each.lag_seconds if each.lag_seconds is not None else -1)),
+    "last-synced": ("last synced, oldest first", lambda each: (each.last_synced_at is None, each.last_synced_at or "")),
+    "deleted-rows": ("most deleted rows", lambda each: -(each.deleted_positions or 0)),
+    "delete-files": ("most delete files", lambda each: -(each.live_delete_files or 0)),
+    "orphans": ("most orphans", lambda each: -(each.orphans_waiting or 0)),
 }
 
 
 @dataclass(frozen=True)
 class Query:
-    """What the address asks for. `state` is a SyncState, NOT_READY, or empty for all; `page` counts from 1.
-
-    A page that `stays` does not refresh itself.
-    """
+    """What the address asks for. `state` is a SyncState, NOT_READY or empty. A page that `stays` is not refreshed."""
 
     text: str = ""
     state: str = ""
-    order: Order = Order.WORST
+    order: str = WORST
     page: int = 1
     stays: bool = False
 
@@ -68,29 +48,23 @@ class Query:
         return cls(
             text=parameters.get("q", "").strip()[:TEXT_MAX],
             state=state if state in (NOT_READY, *SyncState) else "",
-            order=Order(order) if order in list(Order) else Order.WORST,
+            order=order if order in ORDERS else WORST,
             page=max(1, int(page)) if page.isascii() and page.isdigit() and len(page) < 7 else 1,
             stays=parameters.get("refresh") == "off",
         )
 
     def encode(self) -> str:
-        """The query of an address that asks for the same."""
         asked = {
             "q": self.text,
             "state": self.state,
-            "sort": "" if self.order is Order.WORST else self.order.value,
+            "sort": "" if self.order == WORST else self.order,
             "page": "" if self.page == 1 else str(self.page),
             "refresh": "off" if self.stays else "",
         }
         return urlencode({name: value for name, value in asked.items() if value})
 
     def at(self, page: int) -> Query:
-        """Another page of the same list."""
         return replace(self, page=page)
-
-    def turned(self) -> Query:
-        """The same, with the refreshing turned off or on."""
-        return replace(self, stays=not self.stays)
 
 
 @dataclass(frozen=True)
@@ -113,9 +87,9 @@ def list_tables(statuses: Sequence[TableStatus], not_ready: Collection[str], que
         and (not text or any(text in place.casefold() for place in (each.name, each.source, each.target)))
     ]
     ordered = worst_first(found)
-    if query.order is not Order.WORST:
-        # Of equal tables, the worse comes first.
-        ordered.sort(key=_KEYS[query.order])
+    _, key = ORDERS[query.order]
+    if key:
+        ordered.sort(key=key)  # of equal tables, the worse comes first
     pages = max(1, -(-len(found) // ROWS_MAX))
     query = query.at(min(query.page, pages))
     first = (query.page - 1) * ROWS_MAX

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import datetime
 
 from prometheus_client import CollectorRegistry, ProcessCollector, disable_created_metrics
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.notices.hook import HookCounts
+from daemon.notices.outbox import HookCounts
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
@@ -66,90 +67,63 @@ MAINTENANCE = {
 }
 
 
+@dataclass(frozen=True)
 class BoardCollector(Collector):
     """Reads the board and the outbox when Prometheus asks. It does no I/O."""
 
-    def __init__(
-        self, board: Board, is_spark_up: Callable[[], bool], count_notices: Callable[[], Sequence[HookCounts]]
-    ) -> None:
-        self._board = board
-        self._is_spark_up = is_spark_up
-        self._count_notices = count_notices
+    board: Board
+    is_spark_up: Callable[[], bool]
+    count_notices: Callable[[], Sequence[HookCounts]]
 
     def collect(self) -> Iterator[Metric]:
-        statuses = self._board.statuses()
+        board, statuses = self.board, self.board.statuses()
         for name, (text, read) in GAUGES.items():
-            gauge = GaugeMetricFamily(name, text, labels=["table"])
-            for table in statuses:
-                value = read(table)
-                if value is not None:
-                    gauge.add_metric([table.name], value)
-            yield gauge
-        state = GaugeMetricFamily(
-            "dvsync_table_state", "1 for the state that a table is in.", labels=["table", "state"]
-        )
-        for table in statuses:
-            for name in SyncState:
-                state.add_metric([table.name, name], float(table.state is name))
-        yield state
-        accounts = CounterMetricFamily(
-            "dvsync_accounts_checked",
-            "Snapshots whose files, rows and deletions were compared with Delta's before the commit.",
-            labels=["table"],
-        )
-        mismatches = CounterMetricFamily(
-            "dvsync_account_mismatches", "Snapshots that did not add up and were not committed.", labels=["table"]
-        )
-        for name, counted in self._board.accounts().items():
-            accounts.add_metric([name], counted.checked)
-            mismatches.add_metric([name], counted.mismatches)
-        yield accounts
-        yield mismatches
-        yield from self._written(statuses)
-        yield from self._board.activity.collect()
+            yield _gauge(name, text, ["table"], (([table.name], read(table)) for table in statuses))
+        states = (([table.name, state], float(table.state is state)) for table in statuses for state in SyncState)
+        yield _gauge("dvsync_table_state", "1 for the state that a table is in.", ["table", "state"], states)
+        accounts = board.accounts().items()
+        text = "Snapshots whose files, rows and deletions were compared with Delta's before the commit."
+        yield _counter("dvsync_accounts_checked", text, ["table"], (([name], each.checked) for name, each in accounts))
+        text, mismatches = "Snapshots that did not add up and were not committed.", "dvsync_account_mismatches"
+        yield _counter(mismatches, text, ["table"], (([name], each.mismatches) for name, each in accounts))
+        written = [(table.name, each) for table in statuses for each in table.written_files or ()]
+        for name, (text, read_written) in WRITTEN.items():
+            samples = (([table, each.kind, each.status], read_written(each)) for table, each in written)
+            yield _gauge(name, text, ["table", "kind", "status"], samples)
+        yield from board.activity.collect()
+        is_standing_by = board.why_standing_by is not None
         for name, text, value in (
-            ("dvsync_spark_session_up", "1 while there is a Spark session.", self._is_spark_up()),
-            (
-                "dvsync_standing_by",
-                "1 while this process waits for the lease and follows nothing.",
-                self._board.is_standing_by,
-            ),
-            ("dvsync_unready_reasons", "Reasons that /readyz gives.", len(self._board.find_unready())),
+            ("dvsync_spark_session_up", "1 while there is a Spark session.", self.is_spark_up()),
+            ("dvsync_standing_by", "1 while this process waits for the lease and follows nothing.", is_standing_by),
+            ("dvsync_unready_reasons", "Reasons that /readyz gives.", len(board.find_unready())),
         ):
-            gauge = GaugeMetricFamily(name, text)
-            gauge.add_metric([], float(value))
-            yield gauge
-        share = GaugeMetricFamily("dvsync_share", "The share of the tables that this daemon follows.", labels=["share"])
-        share.add_metric([str(self._board.share)], 1.0)
-        yield share
-        maintained = self._board.maintenance()
+            yield _gauge(name, text, [], [([], float(value))])
+        text = "The share of the tables that this daemon follows."
+        yield _gauge("dvsync_share", text, ["share"], [([str(board.share)], 1.0)])
+        maintained = board.maintenance().items()
         for field, text in MAINTENANCE.items():
-            counter = CounterMetricFamily(f"dvsync_{field}", text, labels=["table"])
-            for name, counts in maintained.items():
-                counter.add_metric([name], getattr(counts, field.removeprefix("maintenance_")))
-            yield counter
-        yield from self._notices()
+            counts = (([name], getattr(each, field.removeprefix("maintenance_"))) for name, each in maintained)
+            yield _counter(f"dvsync_{field}", text, ["table"], counts)
+        notices = self.count_notices()
+        outcomes = (([each.hook, name], getattr(each, name)) for each in notices for name in ("sent", "dropped"))
+        yield _counter("dvsync_notices", "Notices by outcome.", ["hook", "outcome"], outcomes)
+        waiting = (([each.hook], each.waiting) for each in notices)
+        yield _gauge("dvsync_notices_waiting", "Notices that wait to be sent.", ["hook"], waiting)
 
-    def _notices(self) -> Iterator[Metric]:
-        notices = CounterMetricFamily("dvsync_notices", "Notices by outcome.", labels=["hook", "outcome"])
-        waiting = GaugeMetricFamily("dvsync_notices_waiting", "Notices that wait to be sent.", labels=["hook"])
-        for each in self._count_notices():
-            notices.add_metric([each.hook, "sent"], each.sent)
-            notices.add_metric([each.hook, "dropped"], each.dropped)
-            waiting.add_metric([each.hook], each.waiting)
-        yield notices
-        yield waiting
 
-    def _written(self, statuses: Sequence[TableStatus]) -> Iterator[Metric]:
-        """Files that dvsync wrote, by kind and status."""
-        for name, (text, read) in WRITTEN.items():
-            gauge = GaugeMetricFamily(name, text, labels=["table", "kind", "status"])
-            for table in statuses:
-                for each in table.written_files or ():
-                    value = read(each)
-                    if value is not None:
-                        gauge.add_metric([table.name, each.kind, each.status], value)
-            yield gauge
+def _gauge(name: str, text: str, labels: list[str], samples: Iterable[tuple[list[str], Value]]) -> Metric:
+    gauge = GaugeMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        if value is not None:
+            gauge.add_metric(values, value)
+    return gauge
+
+
+def _counter(name: str, text: str, labels: list[str], samples: Iterable[tuple[list[str], int]]) -> Metric:
+    counter = CounterMetricFamily(name, text, labels=labels)
+    for values, value in samples:
+        counter.add_metric(values, value)
+    return counter
 
 
 def make_registry(

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from daemon.status.board import Unready
-from daemon.status.table_status import (
-    WORST_FIRST,
-    SyncState,
-    TableStatus,
-    count_states,
-    differences_text,
-    resync_text,
-    run_status,
-    size_text,
-    span,
-)
+from daemon.status.table_status import WORST_FIRST, SyncState, TableStatus, run_status
+from daemon.status.wording import count_states, differences_text, resync_text, size_text
+from daemon.texts import span
 from daemon.verify.findings import hint_for
 from daemon.web.answers import DaemonInfo
-from daemon.web.listing import NOT_READY, TITLES, Listing, Query
+from daemon.web.listing import NOT_READY, ORDERS, Listing, Query
 from state import SyncRun
 
 # The class of each state in the style sheet.
@@ -41,10 +34,6 @@ STYLES = {
 REASONS_MAX, ERROR_MAX = 5, 400
 
 
-def _span(seconds: float | None) -> str:
-    return "?" if seconds is None else span(seconds)
-
-
 def _time(at: int | str) -> str:
     """The page's one format of times; `at` is in epoch milliseconds or ISO 8601."""
     moment = datetime.fromisoformat(at) if isinstance(at, str) else datetime.fromtimestamp(at / 1000, UTC)
@@ -55,11 +44,6 @@ def _ago(at: str, now_ms: int) -> str:
     """How long ago that is, in whole minutes after the first."""
     seconds = max(0, round(now_ms / 1000 - datetime.fromisoformat(at).timestamp()))
     return f"{span(seconds if seconds < 60 else seconds // 60 * 60)} ago"
-
-
-def _place(location: str) -> str:
-    """A local path without its scheme."""
-    return location.removeprefix("file://")
 
 
 def _count(value: int | None) -> str:
@@ -79,11 +63,11 @@ _templates = Environment(
 )
 _templates.filters.update(
     size=size_text,
-    span=_span,
+    span=lambda seconds: "?" if seconds is None else span(seconds),
     time=_time,
     ago=_ago,
     count=_count,
-    place=_place,
+    place=lambda location: location.removeprefix("file://"),
     versions=_versions,
     style=STYLES.__getitem__,
     resync=resync_text,
@@ -95,16 +79,13 @@ _templates.filters.update(
 def render_tables(
     listing: Listing, statuses: Sequence[TableStatus], unready: Sequence[Unready], *, daemon: DaemonInfo, now_ms: int
 ) -> str:
-    """The tables of the listing with state, lag, error and hint.
-
-    `statuses` are all tables, which the headline counts.
-    """
+    """The tables of the listing. `statuses` are all tables, which the headline counts."""
     names = {status.name for status in statuses}
     reasons = {each.table: each.reason for each in unready if each.table in names}
     states = Counter(status.state for status in statuses)
     return _templates.get_template("tables.html").render(
         listing=listing,
-        orders=TITLES,
+        orders={order: title for order, (title, _) in ORDERS.items()},
         choices=[
             (f"all ({len(statuses)})", ""),
             (f"not ready ({len(reasons)})", NOT_READY),
@@ -131,14 +112,9 @@ def render_table(
     now_ms: int,
 ) -> str:
     """One table: the lines to `read` it, its last `runs`, and its files."""
-    page = _templates.get_template("table.html")
-    return page.render(
-        status=status,
-        runs=[run_status(run) for run in runs],
-        read=read,
-        error_max=None,
-        **_frame(query, daemon, now_ms),
-    )
+    frame = _frame(query, daemon, now_ms)
+    shown = [run_status(run) for run in runs]
+    return _templates.get_template("table.html").render(status=status, runs=shown, read=read, error_max=None, **frame)
 
 
 def render_missing(name: str, reason: str, *, query: Query, daemon: DaemonInfo, now_ms: int) -> str:
@@ -147,5 +123,9 @@ def render_missing(name: str, reason: str, *, query: Query, daemon: DaemonInfo, 
 
 
 def _frame(query: Query, daemon: DaemonInfo, now_ms: int) -> dict[str, object]:
-    """What is around every page."""
-    return {"stays": query.stays, "other_query": query.turned().encode(), "daemon": daemon, "now_ms": now_ms}
+    return {
+        "stays": query.stays,
+        "other_query": replace(query, stays=not query.stays).encode(),
+        "daemon": daemon,
+        "now_ms": now_ms,
+    }

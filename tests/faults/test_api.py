@@ -21,7 +21,7 @@ from jsonschema import Draft202012Validator
 from openapi_spec_validator import validate
 from pyiceberg.catalog.sql import SqlCatalog
 
-from daemon.web.listener import WAITING_MAX
+from daemon.web.server import WAITING_MAX
 from tests.kit.daemons import Daemon, command, daemon, until, write_config
 from tests.kit.handmade import HandmadeTable, sql_catalog
 

@@ -20,9 +20,9 @@ from daemon.errors import CommitConflict, CommitOutcomeUnknown, StateStoreAway, 
 from daemon.iceberg import target
 from daemon.pipeline.runner import Runner
 from daemon.service.lease import LeaseKeeper, hold_lease
-from daemon.status.table_status import iso_time
 from daemon.sync.context import Writer
 from daemon.sync.recovery import end_intents
+from daemon.texts import iso_time
 from state import LeaseLost, StateUnavailable
 from state.sql.store import SqlStateStore
 from tests.kit.checks import duckdb_rows

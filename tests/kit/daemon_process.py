@@ -19,7 +19,7 @@ from apscheduler.schedulers import base
 from daemon.cli.commands import main
 from daemon.clock import SystemClock
 from daemon.iceberg.pyiceberg_ext import rest_sessions
-from daemon.notices import hook
+from daemon.notices import outbox
 from daemon.scheduling import scheduler
 from daemon.service import fleet, run
 from tests.kit.faults import TARGETS, Faults
@@ -52,7 +52,7 @@ def run_dvsync() -> None:
     fleet.DISCOVERY_INTERVAL_S = 0.5
     run.BEAT_INTERVAL_S = 0.5
     run.WISHES_INTERVAL_S = run.TABLES_INTERVAL_S = 0.2
-    hook.JOINED_EACH_S = 2.0
+    outbox.JOINED_EACH_S = 2.0
     rest_sessions.ANSWER_MAX_S = 3.0
     rest_sessions.SILENT_S = 3.0
     for name, value in json.loads(os.environ.get("CONSTANTS", "{}")).items():

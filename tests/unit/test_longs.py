@@ -8,7 +8,7 @@ from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput
 from daemon.iceberg.account import Account
 from daemon.longs import LONG_MAX, add_longs
-from daemon.status.table_status import iso_time
+from daemon.texts import iso_time
 
 
 def test_sums_up_to_the_largest_number() -> None:

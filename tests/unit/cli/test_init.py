@@ -212,4 +212,4 @@ def test_what_the_file_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     made("lake/orders")
     code, output = dvsync("init", "lake/orders")
     assert (code, "its metadata at s3://bucket/warehouse: readers need both" in output) == (0, True), output
-    assert "Not in the file, so that dvsync needs them again: DVSYNC_STORAGE__S3__REGION." in output
+    assert "dvsync needs them whenever it runs: DVSYNC_STORAGE__S3__REGION." in output

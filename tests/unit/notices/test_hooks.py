@@ -11,7 +11,7 @@ import pytest
 
 from daemon.clock import SystemClock
 from daemon.config.settings import HookSettings, NoticeKind, Settings
-from daemon.notices import delivery, hook
+from daemon.notices import delivery, outbox
 from daemon.notices.notice import Notice, make_notice
 from daemon.notices.outbox import Outbox
 from daemon.notices.runs import Run, events_of
@@ -28,9 +28,9 @@ def server() -> Iterator[Receiver]:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "RETRY_FIRST_S", 0.01)
-    monkeypatch.setattr(hook, "RETRY_MAX_S", 0.02)
-    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.02)
+    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 0.01)
+    monkeypatch.setattr(outbox, "RETRY_MAX_S", 0.02)
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.02)
 
 
 def outbox_of(*hooks: HookSettings) -> Outbox:
@@ -83,8 +83,8 @@ def test_a_receiver_that_hangs_holds_up_nobody_and_the_newest_metadata_wins(serv
 def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
     server: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hook, "WAITING_MAX", 3)
-    monkeypatch.setattr(hook, "ATTEMPTS_MAX", 2)
+    monkeypatch.setattr(outbox, "WAITING_MAX", 3)
+    monkeypatch.setattr(outbox, "ATTEMPTS_MAX", 2)
     server.answers.clear()
     box = outbox_of(HookSettings(url=f"{server.url}/"))
     for number in range(5):
@@ -179,8 +179,8 @@ def test_a_command_that_hangs_is_killed_with_all_that_it_started(
 def test_the_newest_metadata_is_tried_at_the_end_although_an_older_one_failed(
     server: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hook, "RETRY_FIRST_S", 60)
-    monkeypatch.setattr(hook, "RETRY_MAX_S", 60)
+    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 60)
+    monkeypatch.setattr(outbox, "RETRY_MAX_S", 60)
     server.refusals = [500]
     box = outbox_of(HookSettings(url=f"{server.url}/hook", events=["synced"]))
     box.put(notice(NoticeKind.SYNCED, version=1))
@@ -191,8 +191,8 @@ def test_the_newest_metadata_is_tried_at_the_end_although_an_older_one_failed(
 
 
 def test_a_reload_that_moves_a_hook_keeps_what_waits(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "RETRY_FIRST_S", 60)
-    monkeypatch.setattr(hook, "RETRY_MAX_S", 60)
+    monkeypatch.setattr(outbox, "RETRY_FIRST_S", 60)
+    monkeypatch.setattr(outbox, "RETRY_MAX_S", 60)
     server.refusals = [500]
     old = HookSettings(url=f"{server.url}/")
     box = outbox_of(old)
@@ -218,7 +218,7 @@ def test_commands_do_not_outlive_the_outbox(tmp_path: Path, monkeypatch: pytest.
 
 def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """For each hook, those tables that it wants, also if they come one after the other; `synced` is never joined."""
-    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.5)
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.5)
     box = outbox_of(
         HookSettings(url=f"{server.url}/all"),
         HookSettings(url=f"{server.url}/few", tables=["sales.1?"]),
@@ -246,7 +246,7 @@ def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: py
 
 def test_joined_notices_stay_in_the_order_of_each_table(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the receiver refuses them, too: what came later of a table is not sent before."""
-    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.5)
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.5)
     server.refusals = [500] * 6
     box = outbox_of(HookSettings(url=f"{server.url}/"))
     names = [f"a{number}" for number in range(30)]
@@ -265,7 +265,7 @@ def test_one_table_that_has_an_event_again_and_again_holds_nothing_up(
     server: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What is held of a table comes in one, and then what came later of it."""
-    monkeypatch.setattr(hook, "JOINED_EACH_S", 1.0)
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 1.0)
     box = outbox_of(HookSettings(url=f"{server.url}/"))
     for number in range(60):
         box.put(notice(NoticeKind.TARGET_CHANGED, text=str(number)))
@@ -284,7 +284,7 @@ class Picky(Receiver):
 
 
 def test_a_notice_that_is_always_refused_takes_no_others_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hook, "JOINED_EACH_S", 0.05)
+    monkeypatch.setattr(outbox, "JOINED_EACH_S", 0.05)
     with receiver(Picky) as server:
         box = outbox_of(HookSettings(url=f"{server.url}/"))
         for number in range(300):

@@ -21,55 +21,55 @@ def proof(found: Differences) -> ProofRecord:
 
 
 class Told:
-    """A watch of one table; `look` returns the events that it announces."""
+    """A watch of one table; `compare` returns the events that it announces."""
 
     def __init__(self, *records: TableRecord, repeats_synced: bool = False) -> None:
         self._told: list[Notice] = []
         self._watch = Watch(self._told.append, SystemClock(), records, repeats_synced=repeats_synced)
 
-    def look(self, record: TableRecord) -> list[str]:
+    def compare(self, record: TableRecord) -> list[str]:
         self._told.clear()
         seen = Observation(record, source_version=record.synced_version)
-        self._watch.look([table_status(record, seen, 2_000)], [record])
+        self._watch.compare([table_status(record, seen, 2_000)], [record])
         return [str(each.event) for each in self._told]
 
 
 def test_a_parking_is_told_once_and_again_when_a_person_tried_in_vain() -> None:
     parked, later = replace(RECORD, error=ERROR), replace(RECORD, error=replace(ERROR, since_ms=9_000))
     told = Told(RECORD)
-    assert [told.look(each) for each in (parked, parked, later)] == [["parked"], [], ["parked"]]
-    assert told.look(replace(parked, pause=Pause(1_000, "ada"))) == []
-    assert [told.look(RECORD) for _ in range(2)] == [["recovered"], []]
+    assert [told.compare(each) for each in (parked, parked, later)] == [["parked"], [], ["parked"]]
+    assert told.compare(replace(parked, pause=Pause(1_000, "ada"))) == []
+    assert [told.compare(RECORD) for _ in range(2)] == [["recovered"], []]
 
 
 def test_a_table_that_was_forgotten_and_comes_back_has_not_recovered() -> None:
     told = Told(RECORD)
-    assert told.look(replace(RECORD, error=ERROR)) == ["parked"]
-    assert told.look(replace(RECORD, id=2, metadata_location="file:///m0")) == ["synced"]
+    assert told.compare(replace(RECORD, error=ERROR)) == ["parked"]
+    assert told.compare(replace(RECORD, id=2, metadata_location="file:///m0")) == ["synced"]
 
 
 def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() -> None:
     parked = replace(RECORD, error=ERROR)
     told = Told(parked)
-    assert [told.look(each) for each in (parked, RECORD)] == [[], ["recovered"]]
-    assert Told(RECORD, repeats_synced=True).look(RECORD) == ["synced"]
+    assert [told.compare(each) for each in (parked, RECORD)] == [[], ["recovered"]]
+    assert Told(RECORD, repeats_synced=True).compare(RECORD) == ["synced"]
 
 
 def test_a_first_sync_that_is_half_recorded_is_told_when_it_is_whole() -> None:
     """Its live files are recorded in several transactions, the last one with the snapshot."""
     told = Told(replace(RECORD, synced_version=None, snapshot_id=None, metadata_location=None))
-    assert told.look(replace(RECORD, snapshot_id=None)) == []
-    assert told.look(RECORD) == ["synced"]
+    assert told.compare(replace(RECORD, snapshot_id=None)) == []
+    assert told.compare(RECORD) == ["synced"]
 
 
 def test_a_wrong_table_is_told_until_a_verification_finds_it_right() -> None:
     found = Differences({"rows missing": 1}, (Difference("rows", "rows missing", "file:///f", "one"),))
     wrong = replace(RECORD, proof=proof(found))
     told = Told(RECORD)
-    assert [told.look(wrong) for _ in range(2)] == [["proof_failed"], []]
+    assert [told.compare(wrong) for _ in range(2)] == [["proof_failed"], []]
     resynced = replace(RECORD, proof=None, metadata_location="file:///m5")
-    assert told.look(resynced) == ["synced"]
-    assert told.look(replace(resynced, proof=proof(Differences()))) == ["recovered"]
+    assert told.compare(resynced) == ["synced"]
+    assert told.compare(replace(resynced, proof=proof(Differences()))) == ["recovered"]
 
 
 def test_the_hint_for_a_gone_table_names_no_iceberg_table_that_never_was() -> None:

@@ -27,8 +27,7 @@ from daemon.status.table_status import AccountCounts, Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, Api
 from daemon.web.guard import guard
-from daemon.web.listener import WAITING_MAX
-from daemon.web.server import WebServer
+from daemon.web.server import WAITING_MAX, WebServer
 from state import (
     Differences,
     FileKind,
@@ -239,7 +238,7 @@ def test_no_tables_is_not_ready():
         assert reasons(server) == ["no tables are configured"]
         assert server.ask("/api/tables") == (200, [])
         # A share without a table is not.
-        server.board.show_others({"orders": Share(2, 2)})
+        server.board.others = {"orders": Share(2, 2)}
         assert reasons(server) == []
     finally:
         server.web.stop()
@@ -614,7 +613,7 @@ def is_cut(connection: socket.socket) -> bool:
 
 def test_a_request_that_does_not_end_is_cut(server, monkeypatch):
     """A client that says nothing, one that begins a request, and one that begins a second: each is given up."""
-    monkeypatch.setattr("daemon.web.listener.EXCHANGE_MAX_S", 0.5)
+    monkeypatch.setattr("daemon.web.server.EXCHANGE_MAX_S", 0.5)
     place = server.web._listener.getsockname()
     for begun in (b"", b"GET /livez HTTP/1.1\r\nX: ", b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\nGET /livez HTTP/1.1\r\n"):
         with socket.create_connection(place) as connection:

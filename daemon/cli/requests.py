@@ -12,22 +12,14 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import typer
 
-from daemon.cli.invocation import (
-    AllTables,
-    ChosenTables,
-    ConfigPath,
-    load_both,
-    load_with_found,
-    reported_errors,
-    say,
-    seconds,
-)
+from daemon.cli.invocation import ChosenTables, ConfigPath, load_both, load_chosen, reported_errors, say, seconds
 from daemon.config.settings import TableSettings
 from daemon.texts import printable
 
 if TYPE_CHECKING:
     from state import StateStore
 
+AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
 T = TypeVar("T")
 
 
@@ -64,24 +56,19 @@ def pause(
 ) -> None:
     """Stop syncing tables until `dvsync resume`, or for a time. A running daemon sees it within seconds."""
     from daemon.clock import SystemClock  # noqa: PLC0415
-    from daemon.status.table_status import iso_time  # noqa: PLC0415
     from daemon.sync.verbs import make_pause, pause  # noqa: PLC0415
+    from daemon.texts import iso_time  # noqa: PLC0415
 
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = f"user {os.getuid()}"  # a container's user may have no name
     with reported_errors():
-        wanted = make_pause(_person(), SystemClock().now_ms(), for_s=for_s, reason=reason)
-
+        who = f"{user} on {socket.gethostname()}"
+        wanted = make_pause(who, SystemClock().now_ms(), for_s=for_s, reason=reason)
     until = f" until {iso_time(wanted.until_ms)}" if wanted.until_ms is not None else ""
     for name, _ in _asked(context, config, _chosen(tables, every), partial(pause, wanted=wanted)):
         say(f"{name}: paused{until}")
-
-
-def _person() -> str:
-    """Who runs this command. A container's user may have no name."""
-    try:
-        name = getpass.getuser()
-    except (OSError, KeyError):
-        name = f"user {os.getuid()}"
-    return f"{name} on {socket.gethostname()}"
 
 
 def resync(
@@ -109,12 +96,10 @@ def _asked(
     context: typer.Context, config: Path | None, tables: list[str], verb: Callable[[StateStore, TableSettings], T]
 ) -> Iterator[tuple[str, T]]:
     """Let `verb` write to the state store what is asked of each of the tables. Yields their names and the results."""
-    from daemon.cli.tables import find_tables  # noqa: PLC0415
     from daemon.sync.memory import open_store  # noqa: PLC0415
 
     with reported_errors():
-        settings = load_with_found(context, config, tables)
-        chosen = find_tables(settings, tables)
+        settings, chosen, _ = load_chosen(context, config, tables)
         with open_store(settings) as store:
             for table in chosen:
                 yield table.name, verb(store, table)

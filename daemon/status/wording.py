@@ -1,0 +1,60 @@
+"""What operators read of a table's status: parts of the lines and sentences of commands, page and log."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from rich.filesize import decimal
+
+from daemon.status.table_status import (
+    WORST_FIRST,
+    ErrorStatus,
+    PauseStatus,
+    ProofStatus,
+    SyncState,
+    TableStatus,
+    pause_status,
+)
+from daemon.sync.verbs import next_resync
+from daemon.texts import counted
+from state import Pause
+
+
+def count_states(statuses: Sequence[TableStatus]) -> str:
+    """How many tables are in which state, the worst first."""
+    counts = Counter(status.state for status in statuses)
+    if not statuses:
+        return "no tables"
+    return f"{counted(len(statuses), 'table')}: " + ", ".join(
+        f"{counts[state]} {state}" for state in WORST_FIRST if counts[state]
+    )
+
+
+def size_text(size_bytes: int | None) -> str:
+    return "unknown size" if size_bytes is None else decimal(size_bytes)
+
+
+def paused_text(pause: Pause | PauseStatus) -> str:
+    """The end of a sentence that begins with the table; so are the others about it."""
+    if isinstance(pause, Pause):
+        pause = pause_status(pause)
+    until = f", until {pause.until}" if pause.until else ""
+    reason = f": {pause.reason}" if pause.reason else ""
+    return f"paused since {pause.since} by {pause.by}{until}{reason}"
+
+
+def resync_text(status: TableStatus) -> str:
+    return next_resync(status.name, is_held=status.state in (SyncState.PAUSED, SyncState.PARKED))
+
+
+def differences_text(differences: Mapping[str, int]) -> str:
+    return ", ".join(f"{fault} ({count:,})" for fault, count in differences.items())
+
+
+def unverified_text(error: ErrorStatus) -> str:
+    return f"cannot be verified since {error.since}: {error.kind}: {error.message}"
+
+
+def differing_text(proof: ProofStatus) -> str:
+    return f"differs from Delta, found {proof.at}: {differences_text(proof.differences)}"
