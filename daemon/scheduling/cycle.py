@@ -102,7 +102,8 @@ class TableCycle:
         self._is_unrecorded = False
         self._has_wish = False
         self._wait: _Wait | None = None
-        self._snapshots_unmaintained = 0
+        # Since the last round of maintenance began.
+        self.snapshots_unmaintained = 0
         # Handed over from another thread.
         self._outer_error: SyncError | None = None
         observer.show(self._record)
@@ -131,15 +132,13 @@ class TableCycle:
         is_elsewhere = error is not None and error.kind == TargetHeld.__name__
         return self._record.synced_version is not None and not is_held(self._record) and not is_elsewhere
 
-    def take_due_maintenance(self) -> bool:
-        """Return whether a round of maintenance is due before its time, once for each `snapshots_max` snapshots.
+    @property
+    def needs_maintenance(self) -> bool:
+        """Whether a round of maintenance is due before its time.
 
         Each commit writes the metadata of all snapshots, and keeps it in memory, until a round expires the older ones.
         """
-        if self._snapshots_unmaintained < self.table.maintenance.snapshots_max:
-            return False
-        self._snapshots_unmaintained = 0
-        return True
+        return self.snapshots_unmaintained >= self.table.maintenance.snapshots_max
 
     def read_wish(self) -> TableRecord | None:
         """The table's row in the store, if a person has changed it. Raises StateUnavailable."""
@@ -305,7 +304,7 @@ class TableCycle:
 
     def _synced(self, result: SyncResult, started_ms: int, duration_ms: int) -> None:
         self.observer.report_sync(self._record.id, result, started_ms, duration_ms)
-        self._snapshots_unmaintained += result.snapshots
+        self.snapshots_unmaintained += result.snapshots
         self._recover(is_recorded=result.outcome.is_progress)
         try:
             record = self._read()

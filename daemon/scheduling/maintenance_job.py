@@ -33,6 +33,7 @@ class MaintenanceJob:
 
     def run(self, stop: Event) -> None:
         """One round, unless the table was never synced or waits for a person."""
+        self.cycle.snapshots_unmaintained = 0
         if not self.cycle.is_followed:
             return
         with self.cycle.work("maintenance") as span:
