@@ -127,11 +127,13 @@ class FileLedger(Protocol):
     def read_live_files(self, table_id: int) -> Iterable[LiveFile]:
         """Read every live file, sorted by path, in batches from the database. For resynchronising."""
 
-    def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        """Find each live delete file with positions of any of `data_files`, with all its mappings."""
+    def find_delete_files(
+        self, table_id: int, data_files: Collection[str], *, dead: bool = False
+    ) -> list[DeleteFileRecord]:
+        """Find each live delete file with positions of any of `data_files`, with all its mappings.
 
-    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        """Find each live delete file with a dead blob of any of `data_files`, which need not be live."""
+        With `dead`, each with a dead blob of any of `data_files`, which need not be live.
+        """
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         """Find, for each of these delete files, the *live* data files whose positions it holds."""

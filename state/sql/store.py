@@ -8,9 +8,10 @@ from state.sql.database import Database
 from state.sql.lease import SqlLeaseStore
 from state.sql.ledger import SqlFileLedger
 from state.sql.tables import SqlTableStore
+from state.sql.written import SqlWrittenFiles
 
 
-class SqlStateStore(SqlLeaseStore, SqlTableStore, SqlFileLedger):
+class SqlStateStore(SqlLeaseStore, SqlTableStore, SqlFileLedger, SqlWrittenFiles):
     """A `StateStore` that may be used from many threads at once."""
 
     @classmethod

@@ -137,7 +137,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: list(store.read_live_files(UNKNOWN)),
     lambda store: store.find_live_files(UNKNOWN, ["a"]),
     lambda store: store.find_delete_files(UNKNOWN, ["a"]),
-    lambda store: store.find_former(UNKNOWN, ["a"]),
+    lambda store: store.find_delete_files(UNKNOWN, ["a"], dead=True),
     lambda store: store.find_mostly_dead(UNKNOWN, dead_share=0.5),
     lambda store: store.find_served(UNKNOWN, ["d"]),
     lambda store: store.find_open_intents(UNKNOWN),

@@ -679,10 +679,10 @@ def test_dead_vectors_are_found_until_their_file_leaves(store: StateStore, table
     files = (live_file("a"), live_file("b"), live_file("c"))
     deletes = (delete_file("p", "a", "b", "c"), delete_file("q", "a"))
     store.record_synced(None, outcome(table_id, 1, added_files=files, added_delete_files=deletes), at_ms=1)
-    assert store.find_former(table_id, ["a", "b", "c"]) == []
+    assert store.find_delete_files(table_id, ["a", "b", "c"], dead=True) == []
     dead = (("p", "a"), ("p", "b"))
     store.record_synced(None, outcome(table_id, 2, dead_vectors=dead, removed_files=("b",)), at_ms=2)
-    (found,) = store.find_former(table_id, ["b", "x"])
+    (found,) = store.find_delete_files(table_id, ["b", "x"], dead=True)
     assert (found.path, found.dead, [each.data_file for each in found.mappings]) == ("p", ("a", "b"), ["c"])
     assert [file.path for file in store.find_delete_files(table_id, ["a"])] == ["q"]
     assert store.find_served(table_id, ["p"]) == {"p": {"c"}}
@@ -690,13 +690,13 @@ def test_dead_vectors_are_found_until_their_file_leaves(store: StateStore, table
     assert store.find_mostly_dead(table_id, dead_share=0.6) == ["p"]
     assert store.find_mostly_dead(table_id, dead_share=0.7) == []
     store.record_synced(None, outcome(table_id, 3, added_files=(live_file("b"),)), at_ms=3)
-    assert [file.path for file in store.find_former(table_id, ["b"])] == ["p"]
+    assert [file.path for file in store.find_delete_files(table_id, ["b"], dead=True)] == ["p"]
     gone = (("p", OrphanReason.DV_REPLACED),)
     store.record_synced(None, outcome(table_id, 4, removed_delete_files=gone), at_ms=4)
-    assert store.find_former(table_id, ["a", "b"]) == []
+    assert store.find_delete_files(table_id, ["a", "b"], dead=True) == []
     rebuilt = replace(delete_file("p", "a"), dead=("b", "z"))
     store.record_rebuilt(outcome(table_id, 5), [live_file("a")], [rebuilt], at_ms=5)
-    assert [file.dead for file in store.find_former(table_id, ["z"])] == [("b", "z")]
+    assert [file.dead for file in store.find_delete_files(table_id, ["z"], dead=True)] == [("b", "z")]
 
 
 def test_find_deletions(store: StateStore, table_id: int) -> None:

@@ -260,21 +260,16 @@ class MemoryStateStore:
             data_files = sorted(self._tables[table_id].data_files.values(), key=lambda file: file.path)
         yield from data_files
 
-    def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        wanted = set(data_files)
-        with self._lock:
-            found = [
-                delete_file
-                for delete_file in self._tables[table_id].delete_files.values()
-                if any(mapping.data_file in wanted for mapping in delete_file.mappings)
-            ]
-        return sorted(found, key=lambda delete_file: delete_file.path)
-
-    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        wanted = set(data_files)
+    def find_delete_files(
+        self, table_id: int, data_files: Collection[str], *, dead: bool = False
+    ) -> list[DeleteFileRecord]:
         with self._lock:
             known = self._tables[table_id].delete_files.values()
-        return sorted((file for file in known if not wanted.isdisjoint(file.dead)), key=lambda file: file.path)
+        wanted = set(data_files)
+        return sorted(
+            (file for file in known if not wanted.isdisjoint(file.dead if dead else file.served)),
+            key=lambda file: file.path,
+        )
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         with self._lock:

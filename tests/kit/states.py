@@ -105,7 +105,7 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "live": list(store.read_live_files(table_id)),
         "found": store.find_live_files(table_id, paths),
         "delete files": store.find_delete_files(table_id, paths),
-        "former": store.find_former(table_id, [*paths, "gone"]),
+        "former": store.find_delete_files(table_id, [*paths, "gone"], dead=True),
         "serving": store.find_served(table_id, paths),
         "intents": store.find_open_intents(table_id),
         "counts": store.count(table_id),
