@@ -11,7 +11,6 @@ from typing import Protocol
 from state.records import (
     CommitIdentity,
     DeleteFileRecord,
-    Deletions,
     FileKind,
     FileStatus,
     Intent,
@@ -22,12 +21,12 @@ from state.records import (
     Pause,
     ProofRecord,
     SyncRun,
-    TableCounts,
     TableError,
     TableRecord,
     Wait,
     WrittenFile,
 )
+from state.reports import Deletions, TableCounts
 
 
 class StateUnavailable(Exception):

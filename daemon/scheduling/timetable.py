@@ -63,7 +63,9 @@ class Timetable:
         self._running: Counter[str] = Counter()
         self._changed = Condition()
 
-    def add(self, name: str, interval_s: float, work: Callable[[], float | None], executor: Executor | None = None) -> None:
+    def add(
+        self, name: str, interval_s: float, work: Callable[[], float | None], executor: Executor | None = None
+    ) -> None:
         """Run `work` now, and then at its interval."""
         with self._changed:
             entry = self._entries[name] = _Entry(name, interval_s, work, executor, due_s=0.0)

@@ -59,7 +59,7 @@ class Database:
     def open(cls, url: str) -> Self:
         """Open the database at the newest schema. A missing SQLite file and its folder are created.
 
-        Raises StateUnavailable when it cannot be opened, or when a newer dvsync has migrated it.
+        Raises StateUnavailable when it cannot be opened, or its schema is not known.
         """
         database = cls(_create_engine(url))
         try:
@@ -152,8 +152,8 @@ class Database:
 
         if revision is not None and not is_known(revision):
             raise StateUnavailable(
-                f"the state database {self._name} was written by a newer dvsync: "
-                f"its schema revision {revision} is not known here"
+                f"the state database {self._name} has the schema revision {revision}, which this dvsync, with revision "
+                f"{REVISION}, does not know: use the dvsync that wrote it, or another database"
             )
         with self.write() as connection:
             upgrade(connection)

@@ -18,7 +18,7 @@ class SqlStateStore(SqlLeaseStore, SqlTableStore, SqlFileLedger, SqlWrittenFiles
     def open(cls, url: str) -> Self:
         """Open the store at an SQLAlchemy URL; create or upgrade it as needed.
 
-        Raises StateUnavailable when it cannot be opened, or was written by a newer dvsync.
+        Raises StateUnavailable when it cannot be opened, or its schema is not known.
         """
         return cls(Database.open(url))
 

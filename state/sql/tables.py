@@ -5,22 +5,8 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 from sqlalchemy import Float, bindparam, cast, delete, func, insert, select
 
-from state.records import (
-    Deletions,
-    FileKind,
-    FileStatus,
-    PartitionCount,
-    Pause,
-    ProofRecord,
-    ServingFile,
-    SyncRun,
-    TableCounts,
-    TableError,
-    TableRecord,
-    VectorCount,
-    Wait,
-    WrittenCount,
-)
+from state.records import FileKind, FileStatus, Pause, ProofRecord, SyncRun, TableError, TableRecord, Wait
+from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
 from state.sql.files import WRITTEN_ROWS, kind_of
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, SYNC_RUNS, TABLES
 from state.sql.reads import decode_partition, live_file, select_live_files

@@ -16,7 +16,6 @@ from state.cursor import advance_cursor, join_commits
 from state.records import (
     CommitIdentity,
     DeleteFileRecord,
-    Deletions,
     DeletionVectorDescriptor,
     FileKind,
     FileStatus,
@@ -25,19 +24,15 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
-    PartitionCount,
     Pause,
     ProofRecord,
-    ServingFile,
     SyncRun,
-    TableCounts,
     TableError,
     TableRecord,
-    VectorCount,
     Wait,
-    WrittenCount,
     WrittenFile,
 )
+from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
 
 
 @dataclass

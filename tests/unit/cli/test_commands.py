@@ -128,7 +128,7 @@ def followed(tmp_path: Path) -> Iterator[Bench]:
     """A handmade Delta table with five deletions, followed into the places that `config.yaml` names."""
     table = HandmadeTable(tmp_path / "data" / "t")
     table.create()
-    bench = Bench(tmp_path, table.location, writer=Writer(f"{socket.gethostname()}:{tmp_path}/state.db", 30.0))
+    bench = Bench(tmp_path, table.location, writer=Writer(f"{socket.gethostname()}:{tmp_path}/state.db"))
     bench.first_sync_empty(table)
     path = table.write_file([(number, "x", "v") for number in range(9)])
     table.commit([table.add(path)])
