@@ -106,14 +106,8 @@ class Fleet:
             records = self._parts.store.list_tables()
             for read in records:
                 cycle = self._cycles.get(read.name)
-                if cycle is None:
-                    continue
-                # The row may be out of date: the table may have failed since. `read_wish` reads it again.
-                if cycle.is_overruled_by(read) and cycle.read_wish():
-                    cycle.expect_wish()
+                if cycle and cycle.notice(read):
                     self._scheduler.wake(cycle.name)
-                elif cycle.has_other_proof(read):
-                    cycle.expect_wish()
             if self._watch:
                 self._watch.look(self._board.statuses(), records)
         except StateUnavailable as error:
