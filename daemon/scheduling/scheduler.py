@@ -63,7 +63,7 @@ class Scheduler:
             # A job that is late is still wanted, once.
             job_defaults={"max_instances": 1, "coalesce": True, "misfire_grace_time": None},
         )
-        self.every("/clock", CLOCK_CHECK_INTERVAL_S, self._check_clock)
+        self._timetable.add("/clock", CLOCK_CHECK_INTERVAL_S, self._check_clock)
 
     def every(self, job_id: str, seconds: float, work: Callable[[], None]) -> None:
         """Run `work` from `start` on, at once and then at this interval.

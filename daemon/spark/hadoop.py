@@ -6,11 +6,11 @@ properties".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from daemon.config.settings import Settings, SparkSettings
-from daemon.spark.jars import with_s3_jars
+from daemon.spark.jars import JAR_LISTS, with_s3_jars
 
 HADOOP = "spark.hadoop."
 S3_SCHEMES = ("s3", "s3a", "s3n")
@@ -45,10 +45,9 @@ def with_stores(settings: Settings, *sources: str) -> SparkSettings:
     """Add to Spark's settings what the configured stores and those of `sources` need. `spark.conf` wins."""
     conf = {f"{HADOOP}{key}": value for key, value in _hadoop_settings(settings, sources).items()}
     conf |= settings.spark.conf
-    has_jars = any("hadoop-aws" in conf.get(key, "") for key in ("spark.jars", "spark.jars.packages"))
-    if _uses_s3(settings, sources) and not has_jars:
-        return with_s3_jars(settings.spark.model_copy(update={"conf": conf}))
-    return settings.spark.model_copy(update={"conf": conf})
+    has_jars = any("hadoop-aws" in conf.get(key, "") for key in JAR_LISTS)
+    spark = settings.spark.model_copy(update={"conf": conf})
+    return with_s3_jars(spark) if _uses_s3(settings, sources) and not has_jars else spark
 
 
 def _hadoop_settings(settings: Settings, sources: Iterable[str]) -> dict[str, str]:
@@ -145,15 +144,12 @@ def _google(properties: Mapping[str, str]) -> dict[str, str]:
 
 def _uses_s3(settings: Settings, sources: Iterable[str]) -> bool:
     stores = (settings.storage, *settings.catalogs.values())
-    named = any(name.startswith("s3.") for properties in stores for name in properties)
-    return named or any(_is_on_s3(location) for location in (*sources, *_locations(settings)))
-
-
-def _locations(settings: Settings) -> Iterator[str]:
+    if any(name.startswith("s3.") for properties in stores for name in properties):
+        return True
+    locations = [*sources, *(properties.get("warehouse", "") for properties in settings.catalogs.values())]
     for table in settings.tables:
-        yield from (table.source, table.location or "", table.delete_files_location or "")
-    for properties in settings.catalogs.values():
-        yield properties.get("warehouse", "")
+        locations += (table.source, table.location or "", table.delete_files_location or "")
+    return any(map(_is_on_s3, locations))
 
 
 def _is_on_s3(location: str) -> bool:

@@ -7,7 +7,10 @@ Spark reads the Parquet files with their row index. A function in its tasks look
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from daemon.clock import SystemClock
 from daemon.delta.features import check_features, used_features
@@ -22,9 +25,6 @@ from daemon.spark.scan_files import VECTOR, open_files
 from daemon.spark.scan_schema import ScanColumn, as_struct, scan_columns
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
 
 # Delta's own name for it.
 MARKER = "__delta_internal_is_row_deleted"
@@ -65,8 +65,6 @@ def read_delta(
 
 
 def _scan(spark: SparkSession, files: DataFrame, columns: list[ScanColumn], *, keep_deleted: bool) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
-
     shown = [_shown(files, column) for column in columns]
     if VECTOR not in files.columns:
         return files.select(*shown, *([F.lit(0).cast("tinyint").alias(MARKER)] if keep_deleted else []))
@@ -83,8 +81,6 @@ def _shown(files: DataFrame, column: ScanColumn) -> Column:
 
 
 def _marker(spark: SparkSession, files: DataFrame) -> Column:
-    from pyspark.sql import Column  # noqa: PLC0415
-
     jvm: Any = spark._jvm
     hadoop_conf = jvm.org.apache.spark.util.SerializableConfiguration(
         spark._jsparkSession.sessionState().newHadoopConf()

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from struct import pack
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 from daemon.delta.deletion_vector import decode_inline, find_place
 from daemon.delta.snapshot import ReplayedState
 from daemon.spark.compiled import new_object
 from daemon.spark.scan_schema import ScanColumn, as_struct
 from state.records import DeletionVectorDescriptor
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-    from pyspark.sql.types import StructField, StructType
 
 # The descriptor of a file's deletion vector (DV), which is constant for its rows like a partition value.
 VECTOR = "__dvsync_deletion_vector"
@@ -28,9 +27,6 @@ def open_files(spark: SparkSession, state: ReplayedState, columns: Sequence[Scan
 
     If a file has a DV, there is one more column VECTOR, for `DeletionMarker.java`.
     """
-    from pyspark.sql import DataFrame  # noqa: PLC0415
-    from pyspark.sql import functions as F  # noqa: PLC0415
-
     data = as_struct([column.file_field for column in columns if not column.is_partition])
     partitions = as_struct([column.file_field for column in columns if column.is_partition])
     bounded = as_struct([column.file_field for column in columns if column.has_bounds])
@@ -94,8 +90,6 @@ def _partition_value(field: StructField) -> Column:
 
     For strings it is not, as for Delta on Spark.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415
-
     text = F.try_element_at("partition_values", F.lit(field.name))
     if field.dataType.typeName() != "string":
         text = F.nullif(text, F.lit(""))
@@ -110,9 +104,6 @@ def _bounds(fields: StructType) -> list[Column]:
 
     PROTOCOL.md, "Per-file Statistics". They hold for files with a DV, too: those of all rows hold for some.
     """
-    from pyspark.sql import functions as F  # noqa: PLC0415
-    from pyspark.sql.types import LongType, StructType  # noqa: PLC0415
-
     counts = StructType()
     for field in fields:
         counts.add(field.name, LongType())

@@ -19,8 +19,7 @@ from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.spark.installed import check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR, joined
-from daemon.spark.jvm import JvmOutput, end_jvm, launch_jvm
-from daemon.spark.missing_jars import find_missing_jars
+from daemon.spark.jvm import JvmOutput, end_jvm, find_missing_jars, launch_jvm
 from daemon.spark.shipping import send_modules
 
 if TYPE_CHECKING:
