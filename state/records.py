@@ -28,8 +28,7 @@ class FileKind(StrEnum):
 class FileStatus(StrEnum):
     """A file that dvsync writes is pending until its commit is recorded, live while it is in use, then orphaned.
 
-    A delete file is in use while the newest snapshot shows it, any other file while a snapshot or the table's metadata
-    refers to it.
+    A delete file is in use while the newest snapshot shows it, any other while a snapshot or the metadata refers to it.
     """
 
     PENDING = "pending"

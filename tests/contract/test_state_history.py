@@ -20,17 +20,14 @@ from state.records import (
     FileStatus,
     LiveFile,
     OrphanReason,
-    PartitionCount,
     Pause,
     ProofRecord,
-    ServingFile,
     SyncRun,
     TableError,
-    VectorCount,
     Wait,
-    WrittenCount,
     WrittenFile,
 )
+from state.reports import PartitionCount, ServingFile, VectorCount, WrittenCount
 from state.sql import files as sql_files
 from state.sql import rows as sql_rows
 from state.sql.bulk import IN_LIST_MAX
