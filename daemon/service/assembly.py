@@ -82,7 +82,18 @@ class Parts:
             board.activity.count_event(notice.table, notice.event)
             self.outbox.put(notice)
             if notice.event is NoticeKind.PARKED:
-                self.publish(_parking(notice, self.clock))
+                now_ms, metadata = self.clock.now_ms(), notice.metadata_location
+                parking = Run(
+                    table=notice.table,
+                    source=notice.source,
+                    target=notice.target,
+                    started_ms=now_ms,
+                    ended_ms=now_ms,
+                    snapshot_id=notice.snapshot_id,
+                    location=metadata and metadata.rpartition("/metadata/")[0],
+                    error=notice.text,
+                )
+                self.publish(parking)
 
         return announce
 
@@ -182,21 +193,6 @@ def _close(outbox: Outbox, telemetry: Telemetry | None, clock: Clock) -> None:
     outbox.close(NOTICES_END_MAX_S)
     if telemetry:
         telemetry.end(max(0.0, end_s - clock.monotonic_s()))
-
-
-def _parking(notice: Notice, clock: Clock) -> Run:
-    """The failed run of a table that was parked."""
-    now_ms, metadata = clock.now_ms(), notice.metadata_location
-    return Run(
-        table=notice.table,
-        source=notice.source,
-        target=notice.target,
-        started_ms=now_ms,
-        ended_ms=now_ms,
-        snapshot_id=notice.snapshot_id,
-        location=metadata and metadata.rpartition("/metadata/")[0],
-        error=notice.text,
-    )
 
 
 def _count_synced(store: StateStore, catalogs: Collection[str]) -> int:
