@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from heapq import heappop, heappush
 from itertools import count
+from math import ceil
 from random import uniform
 from threading import Condition, Event
 
@@ -27,7 +28,7 @@ JITTER = 0.1
 # What is due at nearly the same time runs at the same time: to wake up for each poll costs more than most polls.
 TICK_MAX_S = 0.2
 # The longest sleep: polls that hang are looked for between two.
-IDLE_MAX_S = 1.0
+SLEEP_MAX_S = 1.0
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -131,7 +132,7 @@ class Timetable:
             if self._entries.get(entry.name) is entry and entry.due_s == due_s and not entry.is_out:
                 entry.is_out = True
                 due.append(entry)
-        self._wakes_at_s = self._heap[0][0] if self._heap else now_s + IDLE_MAX_S
+        self._wakes_at_s = min([now_s + SLEEP_MAX_S, *(due_s for due_s, _, _ in self._heap[:1])])
         return due
 
     def _push(self, entry: _Entry, due_s: float) -> None:
@@ -153,10 +154,13 @@ class Timetable:
                     _log.error(events.JOB_FAILED, job=entry.name, reason=str(error), exc_info=error)
         with self._changed:
             entry.is_out = False
-            due_s = self._clock.monotonic_s()
-            if delay_s is not None:
-                due_s += delay_s
+            due_s = now_s = self._clock.monotonic_s()
+            if not entry.is_wanted and delay_s is not None:
+                due_s = now_s + delay_s
             elif not entry.is_wanted:
+                interval_s = uniform(1 - JITTER, 1 + JITTER) * entry.interval_s
                 tick_s = min(TICK_MAX_S, 2 * JITTER * entry.interval_s)
-                due_s = round((due_s + uniform(1 - JITTER, 1 + JITTER) * entry.interval_s) / tick_s) * tick_s
+                # What was missed while the work ran is not made up for.
+                intervals = max(1, ceil((now_s - entry.due_s) / interval_s))
+                due_s = round((entry.due_s + intervals * interval_s) / tick_s) * tick_s
             self._push(entry, due_s)

@@ -151,14 +151,6 @@ def _map_part(
         yield from function(context.partitionId(), adds)
 
 
-class _ProtocolLine(msgspec.Struct):
-    protocol: Protocol
-
-
-class _MetadataLine(msgspec.Struct):
-    metadata: Metadata = msgspec.field(name="metaData")
-
-
 def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> SparkState:
     """Read the state at `version`, or the newest state.
 
@@ -185,8 +177,8 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             location=log.location,
             version=snapshot.version(),
             timestamp_ms=snapshot.timestamp(),
-            protocol=msgspec.json.decode(snapshot.protocol().json(), type=_ProtocolLine).protocol,
-            metadata=msgspec.json.decode(snapshot.metadata().json(), type=_MetadataLine).metadata,
+            protocol=msgspec.json.decode(snapshot.protocol().json(), type=dict[str, Protocol])["protocol"],
+            metadata=msgspec.json.decode(snapshot.metadata().json(), type=dict[str, Metadata])["metaData"],
             files=snapshot.numOfFiles(),
             recent_commits=recent_commits,
             frame=live.selectExpr(*ADD_COLUMNS),

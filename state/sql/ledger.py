@@ -146,13 +146,16 @@ class SqlFileLedger(Transactions):
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
-            _write_pending(connection, _load_intent(connection, intent_id), paths)
+            intent = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
+            if intent is None:
+                raise LookupError(f"no intent has the id {intent_id}")
+            _write_pending(connection, intent, paths)
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         with self._database.write() as connection:
-            _load_intent(connection, intent_id)
-            payload = msgspec.json.encode(outcome)
-            connection.execute(update(INTENTS).where(INTENTS.c.id == intent_id).values(payload=payload))
+            prepared = update(INTENTS).where(INTENTS.c.id == intent_id).values(payload=msgspec.json.encode(outcome))
+            if not connection.execute(prepared).rowcount:
+                raise LookupError(f"no intent has the id {intent_id}")
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
         with self._read(table_id) as connection:
@@ -234,8 +237,7 @@ class SqlFileLedger(Transactions):
                 change_written(connection, landed, _PENDING, in_use)
                 change_written(connection, landed, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
             change_written(connection, current, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
-            failed = orphaned(OrphanReason.COMMIT_FAILED, at_ms)
-            change_written(connection, of_table, _PENDING, failed)
+            change_written(connection, of_table, _PENDING, orphaned(OrphanReason.COMMIT_FAILED, at_ms))
             _end_intents(connection, of_table, IntentStatus.SYNCED)
             write_table(connection, replace(table, snapshot_id=outcome.snapshot_id))
 
@@ -267,13 +269,6 @@ class SqlFileLedger(Transactions):
             change_written(connection, of_table, _ORPHANED, replaced, reasons=SHOWN_BY_OLDER)
             change_written(connection, of_table, _PENDING + _LIVE, replaced)
             change_table(connection, table_id, metadata_location=None, format_version=None)
-
-
-def _load_intent(connection: Connection, intent_id: int) -> Row[int, int, int]:
-    row = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
-    if row is None:
-        raise LookupError(f"no intent has the id {intent_id}")
-    return row
 
 
 def _write_pending(
