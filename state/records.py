@@ -305,10 +305,7 @@ class ProofRecord(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A person's request that a table is not synced. Without `until_ms`, only a person ends it.
-
-    `by` says where the request came from, as far as known.
-    """
+    """A request that a table is not synced. `by` says where it came from. Without `until_ms`, only a person ends it."""
 
     since_ms: int
     by: str

@@ -95,10 +95,8 @@ class TableStore(Protocol):
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
         """Record that the next sync must rewrite the table, or that it has done so."""
 
-    def record_failure(self, table_id: int, error: TableError) -> None: ...
-
-    def record_resumed(self, table_id: int) -> None:
-        """Clear the error and the parking of a table: the next poll tries again."""
+    def record_failure(self, table_id: int, error: TableError | None) -> None:
+        """Replace the table's error. None also ends its parking: the next poll tries again."""
 
     def record_wait(self, table_id: int, wait: Wait | None) -> None: ...
 

@@ -317,7 +317,7 @@ class TableCycle:
             self.observer.report_recovery(self._record, error)
         self._record = replace(self._record, error=None)
         with logged_if_away(events.STATE_UNRECORDED, table=self.name):
-            self._store.record_resumed(self._record.id)
+            self._store.record_failure(self._record.id, None)
 
     def _failed(self, raised: Exception, started_ms: int) -> CycleResult:
         failure = self._failures.add(raised, synced_version=self._record.synced_version)

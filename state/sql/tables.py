@@ -58,7 +58,7 @@ class SqlTableStore(Transactions):
     def rename_table(self, table_id: int, name: str) -> None:
         self._change(table_id, name=name)
 
-    def record_failure(self, table_id: int, error: TableError) -> None:
+    def record_failure(self, table_id: int, error: TableError | None) -> None:
         self._change(table_id, error=error)
 
     def record_wait(self, table_id: int, wait: Wait | None) -> None:
@@ -70,9 +70,6 @@ class SqlTableStore(Transactions):
     def record_run(self, run: SyncRun) -> None:
         with self._write(run.table_id) as connection:
             connection.execute(insert(SYNC_RUNS).values(**asdict(run)))
-
-    def record_resumed(self, table_id: int) -> None:
-        self._change(table_id, error=None)
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
         self._change(table_id, pause=pause)

@@ -160,7 +160,7 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.find_recent_commits(UNKNOWN),
     lambda store: store.record_proof(UNKNOWN, None),
     lambda store: store.record_run(SyncRun(UNKNOWN, 1, 1, "advanced")),
-    lambda store: store.record_resumed(UNKNOWN),
+    lambda store: store.record_failure(UNKNOWN, None),
     lambda store: store.record_pause(UNKNOWN, PAUSE),
     lambda store: store.end_pause(UNKNOWN, at_ms=1),
     lambda store: store.record_resync_wanted(UNKNOWN, True),

@@ -285,7 +285,7 @@ def test_failure_and_resume(store: StateStore, table_id: int) -> None:
     parked = TableError("Unsupported", "a feature we lack: é", "Ask.", 12, 5, 3, True)
     store.record_failure(table_id, parked)
     assert store.list_tables()[0].error == parked
-    store.record_resumed(table_id)
+    store.record_failure(table_id, None)
     assert store.open_table("orders", "s3://delta/orders", "sales.orders").error is None
 
 
@@ -294,7 +294,7 @@ def test_what_a_table_waits_for(store: StateStore, table_id: int) -> None:
     wait = Wait("the catalog", 2**41)
     store.record_wait(table_id, wait)
     store.record_failure(table_id, TableError("CatalogAway", "older", "Wait.", None, 1, 1, False))
-    store.record_resumed(table_id)
+    store.record_failure(table_id, None)
     assert store.list_tables()[0].wait == wait
     store.record_wait(table_id, None)
     assert store.open_table("orders", "s3://delta/orders", "sales.orders").wait is None

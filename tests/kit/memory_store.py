@@ -465,7 +465,7 @@ class MemoryStateStore:
             }
             table.intents = {key: intent_id for key, intent_id in table.intents.items() if intent_id in self._intents}
 
-    def record_failure(self, table_id: int, error: TableError) -> None:
+    def record_failure(self, table_id: int, error: TableError | None) -> None:
         with self._lock:
             table = self._tables[table_id]
             table.record = replace(table.record, error=error)
@@ -483,11 +483,6 @@ class MemoryStateStore:
     def record_run(self, run: SyncRun) -> None:
         with self._lock:
             self._tables[run.table_id].runs.append(run)
-
-    def record_resumed(self, table_id: int) -> None:
-        with self._lock:
-            table = self._tables[table_id]
-            table.record = replace(table.record, error=None)
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
         with self._lock:

@@ -157,7 +157,7 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
         lambda: store.record_failure(table_id, TableError("k", "m", "h", None, 1, 1, True)),
         lambda: store.record_wait(table_id, Wait("the catalog", 1)),
         lambda: store.record_run(SyncRun(table_id, 1, 1, "advanced")),
-        lambda: store.record_resumed(table_id),
+        lambda: store.record_failure(table_id, None),
         lambda: store.record_table_replaced(table_id, at_ms=5),
     ]
 

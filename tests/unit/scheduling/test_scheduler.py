@@ -365,7 +365,7 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
 
     bench.follower.fails = None
-    bench.store.record_resumed(1)
+    bench.store.record_failure(1, None)
     assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
@@ -462,7 +462,7 @@ def test_a_person_may_have_a_failing_table_tried_at_once(bench):
     failing = f"retrying since {bench.status.error.since}: ObjectStoreAway: no answer: timed out"
     assert [unready.reason for unready in bench.board.find_unready()] == [failing]
     assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
-    bench.store.record_resumed(1)
+    bench.store.record_failure(1, None)
     assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     with capture_logs() as logs:
         bench.cycle.take_up(bench.store.list_tables()[0])
@@ -724,7 +724,7 @@ def test_a_resume_ends_the_wait_for_the_next_try():
     with running:
         until(lambda: running.states()["a"] is SyncState.RETRYING)
         follower.fails = None
-        running.store.record_resumed(running.store.list_tables()[0].id)
+        running.store.record_failure(running.store.list_tables()[0].id, None)
         until(lambda: running.states()["a"] is SyncState.SYNCED)
 
 
@@ -830,7 +830,7 @@ def test_a_resume_that_is_seen_during_a_good_try():
     follower.fails = away()
 
     def resume() -> None:
-        running.store.record_resumed(1)
+        running.store.record_failure(1, None)
         running.fleet.read_wishes()
 
     with running:
@@ -850,7 +850,7 @@ def test_resume_in_another_terminal_sets_a_parked_table_free():
     with running:
         until(lambda: running.states()["a"] is SyncState.PARKED)
         running.followers["a"].fails = None
-        running.store.record_resumed(1)
+        running.store.record_failure(1, None)
         until(lambda: running.states()["a"] is SyncState.SYNCED)
 
 
