@@ -34,7 +34,7 @@ STEPS: Steps = {
         (advance, ("fold_commits", "next_shape")),
         (DeletePlanner, ("tasks", "others", "complete")),
         (transaction, ("view_of",)),
-        (SqlStateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files", "find_former")),
+        (SqlStateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files")),
     ],
     "translate": [(Runner, ("write_delete_files",))],
     "prepare": [(transaction, ("prepare_snapshot",))],

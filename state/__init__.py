@@ -6,7 +6,6 @@ from state.records import (
     SHARES,
     CommitIdentity,
     DeleteFileRecord,
-    Deletions,
     DeletionVectorDescriptor,
     Difference,
     Differences,
@@ -18,17 +17,13 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
-    PartitionCount,
     Pause,
     ProofRecord,
-    ServingFile,
     SyncRun,
-    TableCounts,
     TableError,
     TableRecord,
-    VectorCount,
     Wait,
-    WrittenCount,
     WrittenFile,
 )
+from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
 from state.store import DatabaseReplaced, FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore

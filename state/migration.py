@@ -9,23 +9,21 @@ from alembic.config import Config
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection
 
-MIGRATIONS = Path(__file__).parent / "migrations"
-
-
-def make_config() -> Config:
-    config = Config()
-    # Alembic interpolates `%`, which a path may hold.
-    config.set_main_option("script_location", str(MIGRATIONS).replace("%", "%%"))
-    return config
-
 
 def is_known(revision: str) -> bool:
-    """Whether this dvsync knows the revision of a schema; if not, a newer dvsync made it."""
-    return revision in {script.revision for script in ScriptDirectory.from_config(make_config()).walk_revisions()}
+    """Whether this dvsync knows the revision of a schema."""
+    return revision in {script.revision for script in ScriptDirectory.from_config(_config()).walk_revisions()}
 
 
 def upgrade(connection: Connection) -> None:
     """Migrate from any known schema, or from nothing, to the newest one, in the caller's transaction."""
-    config = make_config()
+    config = _config()
     config.attributes["connection"] = connection
     command.upgrade(config, "head")
+
+
+def _config() -> Config:
+    config = Config()
+    # Alembic interpolates `%`, which a path may hold.
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    return config

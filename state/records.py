@@ -28,8 +28,7 @@ class FileKind(StrEnum):
 class FileStatus(StrEnum):
     """A file that dvsync writes is pending until its commit is recorded, live while it is in use, then orphaned.
 
-    A delete file is in use while the newest snapshot shows it, any other file while a snapshot or the table's metadata
-    refers to it.
+    A delete file is in use while the newest snapshot shows it, any other while a snapshot or the metadata refers to it.
     """
 
     PENDING = "pending"
@@ -306,10 +305,7 @@ class ProofRecord(msgspec.Struct, frozen=True):
 
 
 class Pause(msgspec.Struct, frozen=True):
-    """A person's request that a table is not synced. Without `until_ms`, only a person ends it.
-
-    `by` says where the request came from, as far as known.
-    """
+    """A request that a table is not synced. `by` says where it came from. Without `until_ms`, only a person ends it."""
 
     since_ms: int
     by: str
@@ -351,80 +347,3 @@ class TableRecord(msgspec.Struct, frozen=True):
         """The pause, unless its time is over."""
         until_ms = self.pause.until_ms if self.pause else None
         return None if until_ms is not None and until_ms <= now_ms else self.pause
-
-
-class WrittenCount(msgspec.Struct, frozen=True):
-    """The files of one kind and status: how many, and since when the oldest has the status.
-
-    `size_bytes` is the sum of the known sizes, None if none is known.
-    """
-
-    kind: FileKind
-    status: FileStatus
-    files: int
-    size_bytes: int | None
-    oldest_since_ms: int
-
-
-class TableCounts(msgspec.Struct, frozen=True):
-    """Sums for operators. `live_rows` = physical rows minus deleted positions."""
-
-    live_data_files: int
-    live_rows: int
-    deleted_positions: int
-    live_bytes: int
-    written: tuple[WrittenCount, ...] = ()
-
-    @property
-    def live_delete_files(self) -> int:
-        """Delete files that the newest snapshot shows."""
-        return sum(
-            each.files for each in self.written if (each.kind, each.status) == (FileKind.DELETE_FILE, FileStatus.LIVE)
-        )
-
-    @property
-    def orphans(self) -> tuple[WrittenCount, ...]:
-        """The files that wait for cleanup, by kind."""
-        return tuple(each for each in self.written if each.status is FileStatus.ORPHANED)
-
-
-class VectorCount(msgspec.Struct, frozen=True):
-    """The deletion vectors of one storage type: how many, their bytes and their positions."""
-
-    storage_type: str
-    vectors: int
-    size_bytes: int
-    positions: int
-
-
-class PartitionCount(msgspec.Struct, frozen=True):
-    """The live data files of one partition. `rows` are physical rows, of which `deleted_positions` are deleted."""
-
-    spec_id: int
-    partition: tuple[str | None, ...]
-    data_files: int
-    rows: int
-    deleted_positions: int
-
-
-class ServingFile(msgspec.Struct, frozen=True):
-    """A delete file that is live since `since_ms`, and the number of data files whose positions it holds."""
-
-    path: str
-    size_bytes: int
-    positions: int
-    since_ms: int
-    data_files: int
-
-
-class Deletions(msgspec.Struct, frozen=True):
-    """What is deleted in a table. Lists are cut; `vectors` is whole.
-
-    `files` and `partitions` have deleted rows; those with the largest share of them come first. `delete_files` begin
-    with the most positions.
-    """
-
-    vectors: tuple[VectorCount, ...]
-    files: tuple[LiveFile, ...]
-    partitions: tuple[PartitionCount, ...]
-    delete_files: tuple[ServingFile, ...]

@@ -11,7 +11,6 @@ from typing import Protocol
 from state.records import (
     CommitIdentity,
     DeleteFileRecord,
-    Deletions,
     FileKind,
     FileStatus,
     Intent,
@@ -22,12 +21,12 @@ from state.records import (
     Pause,
     ProofRecord,
     SyncRun,
-    TableCounts,
     TableError,
     TableRecord,
     Wait,
     WrittenFile,
 )
+from state.reports import Deletions, TableCounts
 
 
 class StateUnavailable(Exception):
@@ -61,7 +60,7 @@ class LeaseStore(Protocol):
         """
 
     def renew_lease(self, *, has_lock: bool) -> None:
-        """Show that the holder is alive. Raises LeaseLost, also if the database has older contents than before."""
+        """Show that the holder is alive. Raises LeaseLost, also if the database's contents are older than before."""
 
     def check_lease(self) -> None:
         """Raise LeaseLost when another process has taken the lease that this object took."""
@@ -96,16 +95,12 @@ class TableStore(Protocol):
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
         """Record that the next sync must rewrite the table, or that it has done so."""
 
-    def record_failure(self, table_id: int, error: TableError) -> None: ...
+    def record_failure(self, table_id: int, error: TableError | None) -> None:
+        """Replace the table's error. None also ends its parking: the next poll tries again."""
 
-    def record_resumed(self, table_id: int) -> None:
-        """Clear the error and the parking of a table: the next poll tries again."""
+    def record_wait(self, table_id: int, wait: Wait | None) -> None: ...
 
-    def record_wait(self, table_id: int, wait: Wait | None) -> None:
-        """Replace what the table's syncs wait for; None if they do not wait any more."""
-
-    def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
-        """Replace what is known of the table's verification; None if nothing is known any more."""
+    def record_proof(self, table_id: int, proof: ProofRecord | None) -> None: ...
 
     def record_run(self, run: SyncRun) -> None: ...
 
@@ -127,11 +122,13 @@ class FileLedger(Protocol):
     def read_live_files(self, table_id: int) -> Iterable[LiveFile]:
         """Read every live file, sorted by path, in batches from the database. For resynchronising."""
 
-    def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        """Find each live delete file with positions of any of `data_files`, with all its mappings."""
+    def find_delete_files(
+        self, table_id: int, data_files: Collection[str], *, dead: bool = False
+    ) -> list[DeleteFileRecord]:
+        """Find each live delete file with positions of any of `data_files`, with all its mappings.
 
-    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        """Find each live delete file with a dead blob of any of `data_files`, which need not be live."""
+        With `dead`, each with a dead blob of any of `data_files`, which need not be live.
+        """
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         """Find, for each of these delete files, the *live* data files whose positions it holds."""
@@ -158,10 +155,8 @@ class FileLedger(Protocol):
     def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
         """Apply `outcome`: cursor, live files, delete files, mappings; the intent ends.
 
-        The table's error is cleared if a version was synced or rows were changed.
-
         Pending files of the intent become live, `unwritten_files` are forgotten, removed delete files become orphaned.
-        Applying the same outcome twice changes nothing the second time.
+        The table's error is cleared if a version was synced or rows were changed. The second time nothing changes.
         """
 
     def record_rebuilt(
@@ -250,8 +245,8 @@ class FileLedger(Protocol):
     def list_for_cleanup(self, table_id: int, *, due_ms: int, now_ms: int) -> tuple[list[WrittenFile], int]:
         """List what a cleanup judges: live files, and orphans. Also counts the orphans that it need not judge yet.
 
-        Those became orphans after `due_ms` and not after `now_ms`, because their snapshot was expired: nothing but
-        their grace period is left. There may be very many of them, and no more than a count is returned.
+        Those, perhaps very many, became orphans after `due_ms` and not after `now_ms`, because their snapshot was
+        expired: nothing but their grace period is left.
         """
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:

@@ -18,7 +18,7 @@ from daemon.config.load import load_settings
 from daemon.config.settings import SparkSettings
 from daemon.errors import ConfigInvalid
 from daemon.service.assembly import Parts, open_parts
-from daemon.service.log_progress import LogProgress
+from daemon.service.fleet import LogProgress
 from daemon.spark.jars import ICEBERG_JAR
 from daemon.spark.session import SparkPipeline
 from daemon.sync.follower import Follower

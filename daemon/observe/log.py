@@ -28,6 +28,7 @@ LEASE_LOST = "lease.lost"
 LEASE_RENEWED = "lease.renewed"
 LEASE_UNRENEWED = "lease.unrenewed"
 CLOCK_JUMPED = "clock.jumped"
+JOB_FAILED = "job.failed"
 CONFIG_RELOADED = "config.reloaded"
 CONFIG_REFUSED = "config.refused"
 TABLE_ADDED = "table.added"
@@ -78,7 +79,7 @@ PIPELINE_SAID = "pipeline.said"
 # Warnings of libraries that are part of normal work and need no action: they are logged at debug level. Each entry is
 # a logger and the beginning of its message. All other warnings and errors of libraries keep their level.
 REMARKS = (
-    # The scheduler skips a poll while its table is still syncing; `max_instances=1` asks for exactly that.
+    # A round of maintenance is due while one is running; `max_instances=1` asks for exactly that.
     ("apscheduler.scheduler", 'Execution of job "%s" skipped: maximum number of running instances reached'),
     # Arrow reads INT96 timestamps as nanoseconds. dvsync refuses the columns that PyIceberg would show wrong.
     ("pyiceberg.io.pyarrow", "Iceberg does not yet support 'ns' timestamp precision. Downcasting to 'us'."),

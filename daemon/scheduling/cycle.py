@@ -21,12 +21,12 @@ from daemon.config.settings import TableSettings
 from daemon.errors import ProofFailed, SyncError, TargetHeld
 from daemon.observe import log as events
 from daemon.observe.tracing import Span, Tracer
-from daemon.scheduling.failures import Failure, Failures
+from daemon.scheduling.failures import Failures, logged_if_away
 from daemon.scheduling.observer import Observer
 from daemon.status.table_status import pause_status
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
-from state import Pause, ProofRecord, StateUnavailable, TableError, TableRecord, TableStore
+from state import Pause, ProofRecord, TableError, TableRecord, TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -100,10 +100,11 @@ class TableCycle:
         )
         self._record = _tried_again(record)
         self._is_unrecorded = False
-        self._has_wish = False
         self._wait: _Wait | None = None
-        self._snapshots_unmaintained = 0
-        # Handed over from another thread.
+        # Since the last round of maintenance began.
+        self.snapshots_unmaintained = 0
+        # Handed over from another thread: the row in the store has changed; an error beside the syncs.
+        self._is_changed = False
         self._outer_error: SyncError | None = None
         observer.show(self._record)
         self._end_pause()
@@ -131,36 +132,31 @@ class TableCycle:
         is_elsewhere = error is not None and error.kind == TargetHeld.__name__
         return self._record.synced_version is not None and not is_held(self._record) and not is_elsewhere
 
-    def take_due_maintenance(self) -> bool:
-        """Return whether a round of maintenance is due before its time, once for each `snapshots_max` snapshots.
+    @property
+    def needs_maintenance(self) -> bool:
+        """Whether a round of maintenance is due before its time.
 
         Each commit writes the metadata of all snapshots, and keeps it in memory, until a round expires the older ones.
         """
-        if self._snapshots_unmaintained < self.table.maintenance.snapshots_max:
-            return False
-        self._snapshots_unmaintained = 0
-        return True
+        return self.snapshots_unmaintained >= self.table.maintenance.snapshots_max
 
-    def read_wish(self) -> TableRecord | None:
-        """The table's row in the store, if a person has changed it. Raises StateUnavailable."""
-        record = self._read()
-        return record if self.is_overruled_by(record) else None
+    def notice(self, record: TableRecord) -> bool:
+        """Let the next poll apply what a person has changed in the table's row. Returns whether it must come at once.
+
+        `record` may be out of date: the table may have failed since. From any thread. Raises StateUnavailable.
+        """
+        is_overruled = self.is_overruled_by(record) and self.is_overruled_by(self._read())
+        if is_overruled or record.proof != self._record.proof:
+            self._is_changed = True
+        return is_overruled
 
     def _read(self) -> TableRecord:
         return self._store.open_table(self.name, self.table.source, self.table.target)
 
-    def expect_wish(self) -> None:
-        """A person has changed the table's row in the store: the next poll applies the change. From any thread."""
-        self._has_wish = True
-
-    def has_other_proof(self, record: TableRecord) -> bool:
-        """Return whether the table's row in the store has another verification than the one that is shown."""
-        return record.proof != self._record.proof
-
     def show_proof(self, proof: ProofRecord) -> None:
         """Show a verification before the next poll, which may be a day away. From any thread."""
         self.observer.show(replace(self._record, proof=proof))
-        self.expect_wish()
+        self._is_changed = True
 
     def doubt(self) -> None:
         """Let the next poll check both tables, even if Delta has no new version. From any thread."""
@@ -170,19 +166,16 @@ class TableCycle:
         """Something beside the syncs found the table wrong: the next poll ends with this error. From any thread."""
         self._outer_error = error
 
-    def _take_up_wish(self) -> None:
+    def _take_up_change(self) -> None:
         """Apply a person's change, if there still is one: a sync may have ended since it was seen."""
-        self._has_wish = False
-        try:
+        self._is_changed = False
+        with logged_if_away(events.STATE_UNREAD):
             record = self._read()
-        except StateUnavailable as error:
-            _log.warning(events.STATE_UNREAD, reason=str(error))
-            return
-        if self.is_overruled_by(record):
-            self.take_up(record)
-        elif self.has_other_proof(record):
-            self._record = replace(self._record, proof=record.proof)
-            self.observer.show(self._record)
+            if self.is_overruled_by(record):
+                self.take_up(record)
+            elif record.proof != self._record.proof:
+                self._record = replace(self._record, proof=record.proof)
+                self.observer.show(self._record)
 
     def take_up(self, record: TableRecord) -> None:
         """Apply what a person changed in `record`, the table's row as it is in the store now."""
@@ -207,23 +200,18 @@ class TableCycle:
     def _end_pause(self) -> None:
         """Let the table go on if its pause is over."""
         now_ms = self._clock.now_ms()
-        if self._record.pause == self._record.pause_at(now_ms):
-            return
-        try:
-            self._store.end_pause(self._record.id, at_ms=now_ms)
-            record = self._read()
-        except StateUnavailable as error:
-            _log.warning(events.STATE_UNRECORDED, table=self.name, reason=str(error))
-            return
-        self.take_up(_tried_again(record))
+        if self._record.pause != self._record.pause_at(now_ms):
+            with logged_if_away(events.STATE_UNRECORDED, table=self.name):
+                self._store.end_pause(self._record.id, at_ms=now_ms)
+                self.take_up(_tried_again(self._read()))
 
     def poll(self) -> CycleResult | None:
         """Ask for news: the result when no sync is needed, None when there is something to sync.
 
         Without news this is one existence check.
         """
-        if self._has_wish:
-            self._take_up_wish()
+        if self._is_changed:
+            self._take_up_change()
         self._end_pause()
         # Also if the store, where who found it has recorded it, was read since: it is not logged and sent yet.
         if self._outer_error and not self.pause:
@@ -241,10 +229,12 @@ class TableCycle:
             has_news = self._follower.has_news()
         except Exception as error:
             return self._failed(error, self._clock.now_ms())
-        if not has_news:
-            self._in_step()
-            return CycleResult()
-        return None
+        if has_news:
+            return None
+        # The usual case, which must cost next to nothing.
+        self._recover()
+        self.observer.show_in_step(self._record, more=False)
+        return CycleResult()
 
     def has_newer_version(self) -> bool:
         """Return whether a table that failed has a newer Delta version to try: its whole state is compared then."""
@@ -305,9 +295,9 @@ class TableCycle:
 
     def _synced(self, result: SyncResult, started_ms: int, duration_ms: int) -> None:
         self.observer.report_sync(self._record.id, result, started_ms, duration_ms)
-        self._snapshots_unmaintained += result.snapshots
+        self.snapshots_unmaintained += result.snapshots
         self._recover(is_recorded=result.outcome.is_progress)
-        try:
+        with logged_if_away(events.STATE_UNREAD):
             record = self._read()
             # A person may have changed the row during this sync, and may want another resync.
             if self.is_overruled_by(record):
@@ -315,14 +305,7 @@ class TableCycle:
             elif record.resync_wanted:
                 self._follower.doubt()
             self._record = record
-        except StateUnavailable as error:
-            _log.warning(events.STATE_UNREAD, reason=str(error))
         self.observer.show_in_step(self._record, more=result.more)
-
-    def _in_step(self) -> None:
-        """The poll found no news: the usual case, which must cost next to nothing."""
-        self._recover()
-        self.observer.show_in_step(self._record, more=False)
 
     def _recover(self, *, is_recorded: bool = False) -> None:
         """Forget the table's error. Its end is recorded as a run, unless the sync itself is."""
@@ -333,39 +316,33 @@ class TableCycle:
         if not is_recorded:
             self.observer.report_recovery(self._record, error)
         self._record = replace(self._record, error=None)
-        try:
-            self._store.record_resumed(self._record.id)
-        except StateUnavailable as error:
-            _log.warning(events.STATE_UNRECORDED, table=self.name, reason=str(error))
+        with logged_if_away(events.STATE_UNRECORDED, table=self.name):
+            self._store.record_failure(self._record.id, None)
 
     def _failed(self, raised: Exception, started_ms: int) -> CycleResult:
         failure = self._failures.add(raised, synced_version=self._record.synced_version)
+        error, delay_s = failure.error, failure.delay_s
         # Stored before it is kept in memory: if the store lacks it later, a person has cleared it.
-        self._record_failure(failure.error)
-        self._record = replace(self._record, error=failure.error)
+        self._record_failure(error)
+        self._record = replace(self._record, error=error)
         self.observer.report_failure(self._record, failure, started_ms)
         self.observer.show_lag(self._record)
         if failure.may_end_by_version:
-            self._wait = self._wait_after(failure)
-            delay_s = min(failure.delay_s, self.table.poll_interval_s)
+            before, now_s = self._wait, self._clock.monotonic_s()
+            versions = (error.version, self._record.synced_version, before.tried_version if before else None)
+            # A newer version is tried at once, but not if the last one was: a table may change at every poll.
+            self._wait = _Wait(
+                retry_at_s=None if error.parked else now_s + delay_s,
+                tried_version=max((version for version in versions if version is not None), default=None),
+                newer_at_s=now_s + delay_s if before and before.has_newer else now_s,
+            )
+            delay_s = min(delay_s, self.table.poll_interval_s)
         else:
-            self._wait, delay_s = None, failure.delay_s
-        return CycleResult(delay_s=None if failure.error.parked else delay_s, error=failure.error)
-
-    def _wait_after(self, failure: Failure) -> _Wait:
-        before, now_s, error = self._wait, self._clock.monotonic_s(), failure.error
-        versions = (error.version, self._record.synced_version, before.tried_version if before else None)
-        # A newer version is tried at once, but not if the last one was: a table may change at every poll.
-        return _Wait(
-            retry_at_s=None if error.parked else now_s + failure.delay_s,
-            tried_version=max((version for version in versions if version is not None), default=None),
-            newer_at_s=now_s + failure.delay_s if before and before.has_newer else now_s,
-        )
+            self._wait = None
+        return CycleResult(delay_s=None if error.parked else delay_s, error=error)
 
     def _record_failure(self, error: TableError) -> None:
-        try:
+        self._is_unrecorded = True
+        with logged_if_away(events.STATE_UNRECORDED, table=self.name):
             self._store.record_failure(self._record.id, error)
             self._is_unrecorded = False
-        except StateUnavailable as unavailable:
-            self._is_unrecorded = True
-            _log.warning(events.STATE_UNRECORDED, table=self.name, reason=str(unavailable))

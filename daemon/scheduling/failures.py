@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from random import Random
 
@@ -13,7 +15,7 @@ from daemon.errors import InternalError, SyncError, TargetHeld, as_shown
 from daemon.observe import log as events
 from daemon.observe.tracing import Span
 from daemon.sync.memory import as_sync_error
-from state import TableError
+from state import StateUnavailable, TableError
 
 BACKOFF_FIRST_MAX_S = 5.0
 BACKOFF_MAX_S = 300.0
@@ -29,8 +31,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class Failure:
     """One more error. A table that is not parked is tried again after `delay_s`.
 
-    With `may_end_by_version`, it is also tried again when the Delta table has a newer version. `is_news` is False for a
-    repetition of the same error.
+    With `may_end_by_version`, also when the Delta table has a newer version. `is_news`: it repeats no error.
     """
 
     error: TableError
@@ -53,6 +54,15 @@ def warn_of(event: str, raised: Exception, span: Span) -> SyncError:
     return known
 
 
+@contextmanager
+def logged_if_away(event: str, **about: str) -> Iterator[None]:
+    """Log that the state database could not be read or written in the block, which ends there. The work goes on."""
+    try:
+        yield
+    except StateUnavailable as error:
+        _log.warning(event, reason=str(error), **about)
+
+
 def described(known: SyncError, *, now_ms: int, last: TableError | None = None) -> TableError:
     """Return the error as the store remembers it. `last` is the one before, if the table has not worked since."""
     # Table and version have fields of their own.
@@ -61,7 +71,8 @@ def described(known: SyncError, *, now_ms: int, last: TableError | None = None) 
     message = f"{known.message} [{where}]" if where else known.message
     return TableError(
         kind=known.kind,
-        message=_one_line(as_shown(message)),
+        # In one line: messages of Java and of databases have several.
+        message=" ".join(filter(None, map(str.strip, as_shown(message).split("\n")))),
         hint=known.hint,
         version=known.version,
         since_ms=last.since_ms if last else now_ms,
@@ -92,7 +103,9 @@ class Failures:
             known = known.located(version=synced_version)
         last, self._last = self._last, described(known, now_ms=self._clock.now_ms(), last=self._last)
         error = self._last
-        delay_s = self._backoff_s(error.consecutive)
+        # 30 doublings exceed any longest wait; more would overflow.
+        doubled_s = self._first_s * 2.0 ** min(error.consecutive - 1, 30)
+        delay_s = min(self._longest_s, doubled_s) * self._random.uniform(0.8, 1.2)
         if isinstance(known, TargetHeld):
             delay_s = max(self._first_s, HELD_RETRY_S)
         is_news = last is None or (last.kind, last.message) != (error.kind, error.message)
@@ -114,10 +127,10 @@ class Failures:
 
     def end(self) -> TableError | None:
         """The table works again: log that, and forget and return the error, if there was one."""
-        error, self._last = self._last, None
+        error = self._last
         if error is None:
             return None
-        self._logged_at_s = None
+        self.forget()
         _log.info(
             events.SYNC_RECOVERED,
             table=self._table,
@@ -132,18 +145,7 @@ class Failures:
         self._last = None
         self._logged_at_s = None
 
-    def _backoff_s(self, consecutive: int) -> float:
-        # 30 doublings exceed any longest wait; more would overflow.
-        doubled_s = self._first_s * 2.0 ** min(consecutive - 1, 30)
-        return min(self._longest_s, doubled_s) * self._random.uniform(0.8, 1.2)
-
     def _is_time_to_log(self, consecutive: int) -> bool:
         is_power_of_two = consecutive & (consecutive - 1) == 0
-        return (
-            is_power_of_two or self._logged_at_s is None or self._clock.monotonic_s() - self._logged_at_s >= QUIET_MAX_S
-        )
-
-
-def _one_line(text: str) -> str:
-    """`text` in one line: messages of Java and of databases have several."""
-    return " ".join(filter(None, (line.strip() for line in text.split("\n"))))
+        last_s = self._logged_at_s
+        return is_power_of_two or last_s is None or self._clock.monotonic_s() - last_s >= QUIET_MAX_S

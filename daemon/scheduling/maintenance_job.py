@@ -33,6 +33,7 @@ class MaintenanceJob:
 
     def run(self, stop: Event) -> None:
         """One round, unless the table was never synced or waits for a person."""
+        self.cycle.snapshots_unmaintained = 0
         if not self.cycle.is_followed:
             return
         with self.cycle.work("maintenance") as span:
@@ -44,22 +45,18 @@ class MaintenanceJob:
                 self._board.count_maintenance(self.name, MaintenanceCounts(rounds=1, failures=1))
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
-            counts = _counts(done)
+            counts = MaintenanceCounts(
+                rounds=1,
+                failures=0,
+                compacted_delete_files=done.compaction.delete_files_before,
+                expired_snapshots=len(done.expiry.expired),
+                removed_files=len(done.cleanup.removed),
+                removed_bytes=done.cleanup.removed_bytes,
+            )
             if counts != MaintenanceCounts(rounds=1):
                 span.report(structs.asdict(counts))
             self._board.count_maintenance(self.name, counts)
             self.cycle.observer.recount()
-
-
-def _counts(done: Round) -> MaintenanceCounts:
-    return MaintenanceCounts(
-        rounds=1,
-        failures=0,
-        compacted_delete_files=done.compaction.delete_files_before,
-        expired_snapshots=len(done.expiry.expired),
-        removed_files=len(done.cleanup.removed),
-        removed_bytes=done.cleanup.removed_bytes,
-    )
 
 
 def _log_round(done: Round, duration_ms: int) -> None:

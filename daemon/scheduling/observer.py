@@ -9,7 +9,7 @@ from daemon.clock import Clock
 from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch
 from daemon.observe import log as events
-from daemon.scheduling.failures import Failure
+from daemon.scheduling.failures import Failure, logged_if_away
 from daemon.status.board import RUNS_MAX, Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
@@ -101,11 +101,21 @@ class Observer:
 
     def report_sync(self, table_id: int, result: SyncResult, started_ms: int, duration_ms: int) -> None:
         """Log and count a sync that succeeded. It is recorded as a run if it made progress."""
-        _log_result(result, duration_ms)
+        # The canonical line of a cycle. One that changed nothing has none at `info`, unless there is no source.
+        write = _log.debug if result.outcome is SyncOutcome.UNCHANGED else _log.info
+        write(_EVENTS[result.outcome], **result.figures(), duration_ms=duration_ms)
         self._count_accounts(checked=result.snapshots)
         if result.outcome.is_progress:
             self._board.activity.count_sync(self._name, result)
-            self._record_run(_run_of(table_id, result, started_ms, duration_ms))
+            self._record_run(
+                SyncRun(
+                    table_id=table_id,
+                    started_at_ms=started_ms,
+                    duration_ms=duration_ms,
+                    # All that a result and a run have in common has one name.
+                    **{name: getattr(result, name) for name in SyncRun.__struct_fields__ if hasattr(result, name)},
+                )
+            )
         self.recount()
 
     def report_failure(self, record: TableRecord, failure: Failure, started_ms: int) -> None:
@@ -115,7 +125,17 @@ class Observer:
         if error.kind == AccountMismatch.__name__:
             self._count_accounts(checked=1, mismatches=1)
         if failure.is_news:
-            self._record_run(_failed_run(record, error, started_ms, self._clock.now_ms() - started_ms))
+            self._record_run(
+                SyncRun(
+                    table_id=record.id,
+                    started_at_ms=started_ms,
+                    duration_ms=self._clock.now_ms() - started_ms,
+                    outcome=error.kind,
+                    from_version=None if record.synced_version is None else record.synced_version + 1,
+                    to_version=error.version,
+                    message=error.message,
+                )
+            )
 
     def report_recovery(self, record: TableRecord, error: TableError) -> None:
         """Record as a run that the table's error ended without a change."""
@@ -132,10 +152,8 @@ class Observer:
 
     def _record_run(self, run: SyncRun) -> None:
         self._board.add_runs(self._name, [run])
-        try:
+        with logged_if_away(events.STATE_UNRECORDED, table=self._name):
             self._store.record_run(run)
-        except StateUnavailable as unavailable:
-            _log.warning(events.STATE_UNRECORDED, table=self._name, reason=str(unavailable))
 
     def _count_accounts(self, *, checked: int, mismatches: int = 0) -> None:
         so_far = self._seen.accounts
@@ -166,38 +184,3 @@ class Observer:
         ended_s = self._clock.monotonic_s()
         self._counts_due = False
         self._count_after_s = ended_s + COUNT_SHARE * (ended_s - started_s)
-
-
-def _log_result(result: SyncResult, duration_ms: int) -> None:
-    """The canonical line of a cycle. One that changed nothing has none at `info`, unless there is no source."""
-    write = _log.debug if result.outcome is SyncOutcome.UNCHANGED else _log.info
-    write(_EVENTS[result.outcome], **result.figures(), duration_ms=duration_ms)
-
-
-def _run_of(table_id: int, result: SyncResult, started_ms: int, duration_ms: int) -> SyncRun:
-    return SyncRun(
-        table_id=table_id,
-        started_at_ms=started_ms,
-        duration_ms=duration_ms,
-        outcome=result.outcome,
-        from_version=result.from_version,
-        to_version=result.to_version,
-        snapshot_id=result.snapshot_id,
-        data_files_added=result.data_files_added,
-        data_files_removed=result.data_files_removed,
-        delete_files_added=result.delete_files_added,
-        positions_added=result.positions_added,
-        operation=result.operation,
-    )
-
-
-def _failed_run(record: TableRecord, error: TableError, started_ms: int, duration_ms: int) -> SyncRun:
-    return SyncRun(
-        table_id=record.id,
-        started_at_ms=started_ms,
-        duration_ms=duration_ms,
-        outcome=error.kind,
-        from_version=None if record.synced_version is None else record.synced_version + 1,
-        to_version=error.version,
-        message=error.message,
-    )

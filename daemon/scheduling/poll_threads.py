@@ -6,12 +6,9 @@ Most polls take a fraction of a millisecond. To wake up a thread for each, and t
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from functools import partial
 from threading import Lock, Thread, local
-from typing import Any, NamedTuple
 
 from daemon.clock import Clock
 
@@ -19,20 +16,6 @@ from daemon.clock import Clock
 WAIT_MAX_S = 0.25
 # A thread that was not needed for so long ends.
 IDLE_MAX_S = 60.0
-
-
-class _Task(NamedTuple):
-    since_s: float
-    work: Callable[[], Any]
-    future: Future[Any]
-
-    def run(self) -> None:
-        try:
-            result = self.work()
-        except BaseException as error:
-            self.future.set_exception(error)
-        else:
-            self.future.set_result(result)
 
 
 class _Worker:
@@ -47,31 +30,25 @@ class _Worker:
         self.wake.acquire()
 
 
-class PollThreads(Executor):
+class PollThreads:
     """Runs tasks one after the other in one thread while they are quick, and beside each other when they are not."""
 
     def __init__(self, threads_max: int, clock: Clock) -> None:
         self._threads_max = threads_max
         self._clock = clock
-        self._queue: deque[_Task] = deque()
+        # Tasks, and since when they wait.
+        self._queue: deque[tuple[float, Callable[[], None]]] = deque()
         self._awake: set[_Worker] = set()
         # The last that fell asleep is woken up first: the caches of the processor may still have what it needs.
         self._asleep: list[_Worker] = []
         self._own = local()
-        self._is_shut_down = False
         self._lock = Lock()
 
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Put a task into the queue. `go_on` begins it."""
-        task = _Task(self._clock.monotonic_s(), partial(function, *args, **kwargs), Future())
+    def submit(self, tasks: Iterable[Callable[[], None]]) -> None:
+        """Put tasks, which raise nothing, into the queue. To be called now and then without any: others may hang."""
+        now_s = self._clock.monotonic_s()
         with self._lock:
-            if not self._is_shut_down:
-                self._queue.append(task)
-        return task.future
-
-    def go_on(self) -> None:
-        """Begin what is in the queue. To be called now and then, because running tasks may hang."""
-        with self._lock:
+            self._queue.extend((now_s, task) for task in tasks)
             self._wake_up()
 
     def hand_over(self) -> None:
@@ -82,17 +59,11 @@ class PollThreads(Executor):
                 worker.is_quick = False
                 self._wake_up()
 
-    def shutdown(self, wait: bool = False, *, cancel_futures: bool = True) -> None:
-        """Begin no task any more, and wait for none."""
-        with self._lock:
-            self._is_shut_down = True
-            self._queue.clear()
-
     def _wake_up(self) -> None:
         """Wake up as many threads as are needed. Under the lock."""
         if not self._queue:
             return
-        if self._clock.monotonic_s() - self._queue[0].since_s > WAIT_MAX_S:
+        if self._clock.monotonic_s() - self._queue[0][0] > WAIT_MAX_S:
             wanted = len(self._queue) - sum(worker.is_fresh for worker in self._awake)
         else:
             wanted = not any(worker.is_quick for worker in self._awake)
@@ -114,14 +85,14 @@ class PollThreads(Executor):
         self._own.worker = worker
         while True:
             while (task := self._take_task(worker)) is not None:
-                task.run()
+                task()
             if not worker.wake.acquire(timeout=IDLE_MAX_S) and self._may_end(worker):
                 return
 
-    def _take_task(self, worker: _Worker) -> _Task | None:
+    def _take_task(self, worker: _Worker) -> Callable[[], None] | None:
         with self._lock:
             if self._queue:
-                task = self._queue.popleft()
+                _, task = self._queue.popleft()
                 worker.is_fresh, worker.is_quick = False, True
                 self._wake_up()
                 return task

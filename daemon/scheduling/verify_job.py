@@ -19,7 +19,7 @@ from daemon.sync.context import TableContext, as_sync_errors
 from daemon.verify.findings import Level, Proof, Scope, hint_for
 from daemon.verify.passes import add_part, due_ms, next_part
 from daemon.verify.verifier import Verifier
-from state import ProofRecord, TableError
+from state import TableError
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -77,19 +77,22 @@ class VerifyJob:
         if proof is None or stop.is_set() or (not proof.is_right and verifier.is_outdated(proof)):
             return
         ended = add_part(last, proof, part, at_ms=now_ms)
-        self._report(proof, ended)
+        figures = {name: getattr(proof, name) for name in ("level", "version", "snapshot_id", "files")}
+        span.report({**figures, "differences": sum(proof.findings.counts.values())})
+        write = _log.info if proof.is_right else _log.error
+        write(
+            events.VERIFY_RIGHT if proof.is_right else events.VERIFY_WRONG,
+            **figures,
+            files_total=proof.files_total,
+            covered=f"{ended.covered / 100:.0f} %",
+            differences=dict(proof.findings.counts),
+            first=[f"{each.fault}: {each.path}: {each.detail}" for each in proof.findings.named],
+            duration_ms=round(1000 * sum(proof.seconds.values())),
+            hint=None if proof.is_right else hint_for(self.name, proof.findings.counts),
+        )
         if not proof.is_right:
             # A replaced log is one reason. The next poll finds and mends it, unless the table is parked below.
             self.cycle.doubt()
-        span.report(
-            {
-                "level": proof.level,
-                "version": proof.version,
-                "snapshot_id": proof.snapshot_id,
-                "files": proof.files,
-                "differences": sum(proof.findings.counts.values()),
-            }
-        )
         after = context.find_record()
         # A person may have verified the table, or a resync have rewritten it.
         if after is None or after.resync_wanted or after.proof != last:
@@ -109,20 +112,3 @@ class VerifyJob:
         message = f"the Iceberg table differs from the Delta table: {differences_text(counts)}"
         path, hint = proof.findings.named[0].path, hint_for(self.name, counts)
         return ProofFailed(message, path=path, version=proof.version, hint=hint)
-
-    def _report(self, proof: Proof, ended: ProofRecord) -> None:
-        write = _log.info if proof.is_right else _log.error
-        hint = None if proof.is_right else hint_for(self.name, proof.findings.counts)
-        write(
-            events.VERIFY_RIGHT if proof.is_right else events.VERIFY_WRONG,
-            level=proof.level,
-            version=proof.version,
-            snapshot_id=proof.snapshot_id,
-            files=proof.files,
-            files_total=proof.files_total,
-            covered=f"{ended.covered / 100:.0f} %",
-            differences=dict(proof.findings.counts),
-            first=[f"{each.fault}: {each.path}: {each.detail}" for each in proof.findings.named],
-            duration_ms=round(1000 * sum(proof.seconds.values())),
-            hint=hint,
-        )

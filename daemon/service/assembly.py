@@ -29,6 +29,7 @@ from daemon.spark.jars import with_readers
 from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board
 from daemon.store.storage import FileIOStorage
+from daemon.sync import other_writer
 from daemon.sync.context import Progress, TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
@@ -37,9 +38,6 @@ from state import StateStore
 
 if TYPE_CHECKING:
     from daemon.telemetry.telemetry import Telemetry
-
-# A standby takes over when the holder has not renewed its lease for this long.
-LEASE_S = 30.0
 
 # At its end, a process waits this long for notices that no hook has tried yet, and for telemetry.
 NOTICES_END_MAX_S = 1.0
@@ -68,7 +66,7 @@ class Parts:
             spark=self.spark,
             clock=self.clock,
             limits=self.settings.limits,
-            writer=Writer(self.settings.state.place, LEASE_S, self.settings.share),
+            writer=Writer(self.settings.state.place, self.settings.share),
             progress=progress,
         )
         if board is None:
@@ -84,7 +82,18 @@ class Parts:
             board.activity.count_event(notice.table, notice.event)
             self.outbox.put(notice)
             if notice.event is NoticeKind.PARKED:
-                self.publish(_parking(notice, self.clock))
+                now_ms, metadata = self.clock.now_ms(), notice.metadata_location
+                parking = Run(
+                    table=notice.table,
+                    source=notice.source,
+                    target=notice.target,
+                    started_ms=now_ms,
+                    ended_ms=now_ms,
+                    snapshot_id=notice.snapshot_id,
+                    location=metadata and metadata.rpartition("/metadata/")[0],
+                    error=notice.text,
+                )
+                self.publish(parking)
 
         return announce
 
@@ -115,7 +124,9 @@ class Parts:
     def lease_keeper(self, address: str | None = None) -> LeaseKeeper:
         """`address` is where this process answers."""
         state = self.settings.state
-        return LeaseKeeper(self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=LEASE_S, address=address)
+        return LeaseKeeper(
+            self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=other_writer.LEASE_S, address=address
+        )
 
 
 def make_context(
@@ -182,21 +193,6 @@ def _close(outbox: Outbox, telemetry: Telemetry | None, clock: Clock) -> None:
     outbox.close(NOTICES_END_MAX_S)
     if telemetry:
         telemetry.end(max(0.0, end_s - clock.monotonic_s()))
-
-
-def _parking(notice: Notice, clock: Clock) -> Run:
-    """The failed run of a table that was parked."""
-    now_ms, metadata = clock.now_ms(), notice.metadata_location
-    return Run(
-        table=notice.table,
-        source=notice.source,
-        target=notice.target,
-        started_ms=now_ms,
-        ended_ms=now_ms,
-        snapshot_id=notice.snapshot_id,
-        location=metadata and metadata.rpartition("/metadata/")[0],
-        error=notice.text,
-    )
 
 
 def _count_synced(store: StateStore, catalogs: Collection[str]) -> int:

@@ -7,17 +7,18 @@ from typing import NamedTuple
 
 import structlog
 
+from daemon.clock import Clock
 from daemon.config.settings import LimitsSettings, Settings, TableSettings
 from daemon.errors import ConfigInvalid, Unsupported
 from daemon.maintenance.maintainer import Maintainer
 from daemon.observe import log as events
 from daemon.scheduling.cycle import TableCycle, is_held
+from daemon.scheduling.failures import logged_if_away
 from daemon.scheduling.maintenance_job import MaintenanceJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, gone_among, owners_among, remember_vanished, vanished_by_pattern
-from daemon.service.log_progress import LogProgress
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.table_status import gone_status
 from daemon.status.watch import Watch
@@ -30,6 +31,7 @@ from state import Pause, StateUnavailable
 WISHES_JOB = "/wishes"
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
+PROGRESS_INTERVAL_S = 10.0
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -44,6 +46,23 @@ class _Definition(NamedTuple):
     @property
     def target(self) -> tuple[str, str]:
         return self.table.catalog, self.table.target
+
+
+class LogProgress:
+    """A `Progress` that logs a line at each PROGRESS_INTERVAL_S, and nothing for shorter work. One for each table."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._logged_at_s = self._called_at_s = clock.monotonic_s()
+
+    def advanced(self, done: int, total: int, what: str) -> None:
+        now_s = self._clock.monotonic_s()
+        if now_s - self._called_at_s > PROGRESS_INTERVAL_S:
+            self._logged_at_s = now_s  # Another piece of work has begun.
+        self._called_at_s = now_s
+        if now_s - self._logged_at_s >= PROGRESS_INTERVAL_S:
+            self._logged_at_s = now_s
+            _log.info(events.SYNC_PROGRESSED, done=done, total=total, what=what)
 
 
 class Fleet:
@@ -62,7 +81,6 @@ class Fleet:
         self._unsynced: set[str] = set()
         self._found = Found()
         self._discovery_due_s = parts.clock.monotonic_s()
-        self._is_reloaded = False
         # Handed over from another thread.
         self._changed: deque[Settings] = deque(maxlen=1)
         self._watch: Watch | None = None
@@ -80,19 +98,16 @@ class Fleet:
             settings = self._changed.pop()
             self._parts = self._parts.with_settings(settings)
             self._scheduler.resize(settings.limits.tables_at_once)
-            self._is_reloaded = True
-        try:
+            self._discovery_due_s = self._parts.clock.monotonic_s()
+        with logged_if_away(events.STATE_UNREAD):
             if self._watch is None:
                 # Before the first table is followed: people are notified of what changes from now on.
                 records = self._parts.store.list_tables()
                 self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, repeats_synced=True)
-            if self._is_reloaded or self._parts.clock.monotonic_s() >= self._discovery_due_s:
+            if self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 self._discover()
-                self._is_reloaded = False
             self._apply()
             self._show_gone()
-        except StateUnavailable as error:
-            _log.warning(events.STATE_UNREAD, reason=str(error))
         share = self._parts.settings.share
         self._board.others = {table.name: share.owner_of(table.target) for table in self._found.others}
         missing = [table.name for table in self._found.tables if table.name not in self._running]
@@ -103,22 +118,14 @@ class Fleet:
 
         May run beside `update`.
         """
-        try:
+        with logged_if_away(events.STATE_UNREAD):
             records = self._parts.store.list_tables()
             for read in records:
                 cycle = self._cycles.get(read.name)
-                if cycle is None:
-                    continue
-                # The row may be out of date: the table may have failed since. `read_wish` reads it again.
-                if cycle.is_overruled_by(read) and cycle.read_wish():
-                    cycle.expect_wish()
+                if cycle and cycle.notice(read):
                     self._scheduler.wake(cycle.name)
-                elif cycle.has_other_proof(read):
-                    cycle.expect_wish()
             if self._watch:
                 self._watch.compare(self._board.statuses(), records)
-        except StateUnavailable as error:
-            _log.warning(events.STATE_UNREAD, reason=str(error))
 
     def ask(self, name: str, verb: Verb, wanted: Pause | None = None) -> str:
         """Do what a person asks of a table through the API, as the commands do. Returns what happens now.

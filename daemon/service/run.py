@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 
 import structlog
 
@@ -25,7 +24,6 @@ from daemon.service.systemd import Notifier
 from daemon.spark.hadoop import with_stores
 from daemon.spark.installed import check_jars, check_pipeline
 from daemon.spark.jars import with_readers
-from daemon.spark.session import SparkPipeline
 from daemon.status.board import Board, Topic, Unready
 from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import Api
@@ -101,7 +99,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             ("/beat", BEAT_INTERVAL_S, beat),
             (WISHES_JOB, WISHES_INTERVAL_S, fleet.read_wishes),
             (TABLES_JOB, TABLES_INTERVAL_S, fleet.update),
-            ("/idle", IDLE_INTERVAL_S, partial(_stop_if_idle, parts.spark)),
+            ("/idle", IDLE_INTERVAL_S, parts.spark.stop_if_idle),
         ):
             scheduler.every(job_id, interval_s, work)
         _warn_without_pipeline(settings.spark)
@@ -184,10 +182,8 @@ def _stand_by(
             return None
         if reason != logged:
             logged = reason
-            if hint is None:
-                _log.info(events.STANDING_BY, holder=holder, reason=reason)
-            else:
-                _log.error(events.STANDING_BY, holder=holder, reason=reason, hint=hint)
+            write, more = (_log.error, {"hint": hint}) if hint else (_log.info, {})
+            write(events.STANDING_BY, holder=holder, reason=reason, **more)
         beat()
         received = signals.wait(min(keeper.renewal_interval_s, BEAT_INTERVAL_S))
         if received == RELOAD:
@@ -221,11 +217,6 @@ def _reload(read_settings: Callable[[], Settings], settings: Settings, fleet: Fl
     write = _log.warning if kept else _log.info
     write(events.CONFIG_RELOADED, need_a_restart=kept)
     return read
-
-
-def _stop_if_idle(spark: SparkPipeline) -> None:
-    if spark.stop_if_idle():
-        _log.info(events.PIPELINE_IDLED)
 
 
 def _warn_without_pipeline(settings: SparkSettings) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from pathlib import Path
 from tempfile import mkdtemp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from zipfile import ZipFile
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from pyspark import SparkFiles
+from pyspark.sql import SparkSession
 
 CLASSES = ("DeletionMarker", "DeltaFiles")
 PACKAGE = "dvsync"
@@ -33,8 +33,6 @@ def new_object(spark: SparkSession, name: str, *arguments: Any) -> Any:
 
 
 def _add_classes(spark: SparkSession, loader: Any) -> None:
-    from pyspark import SparkFiles  # noqa: PLC0415
-
     jvm: Any = spark._jvm
     # Executors fetch the jar when they start a task. Spark removes this folder when the session ends.
     jar = Path(mkdtemp(dir=SparkFiles.getRootDirectory()), "dvsync.jar")

@@ -17,7 +17,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from types import MappingProxyType
 from typing import Any
 
 from daemon.delta.features import FEATURES
@@ -27,45 +26,36 @@ from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Pipeline
 from daemon.store.locations import canonical
 
 # Delta's error classes that are no broken input (error/delta-error-classes.json in its jar).
-KINDS: Mapping[str, type[SyncError]] = MappingProxyType(
-    {
+KINDS: Mapping[str, type[SyncError]] = {
+    f"DELTA_{name}": kind
+    for kind, names in (
         # This version of Delta cannot read the table.
-        "DELTA_ADAPTIVE_METADATA_REQUIRES_COLUMN_MAPPING_ID_MODE": Unsupported,
-        "DELTA_ADAPTIVE_METADATA_REQUIRES_DEPENDENT_FEATURE_ENABLED": Unsupported,
-        "DELTA_GEOSPATIAL_NOT_SUPPORTED": Unsupported,
-        "DELTA_GEOSPATIAL_SRID_NOT_SUPPORTED": Unsupported,
-        "DELTA_INVALID_PROTOCOL_VERSION": Unsupported,
-        "DELTA_NO_REDIRECT_RULES_VIOLATED": Unsupported,
-        "DELTA_OPERATION_NOT_SUPPORTED_FOR_DATATYPES": Unsupported,
-        "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": Unsupported,
-        "DELTA_TABLE_UNRECOGNIZED_REDIRECT_SPEC": Unsupported,
-        "DELTA_UNSUPPORTED_CATALOG_MANAGED_TABLE_OPERATION": Unsupported,
-        "DELTA_UNSUPPORTED_DATA_TYPES": Unsupported,
-        "DELTA_UNSUPPORTED_FEATURES_FOR_READ": Unsupported,
-        "DELTA_UNSUPPORTED_TYPE_CHANGE_IN_PREVIEW": Unsupported,
-        "DELTA_UNSUPPORTED_TYPE_CHANGE_IN_SCHEMA": Unsupported,
+        (
+            Unsupported,
+            "ADAPTIVE_METADATA_REQUIRES_COLUMN_MAPPING_ID_MODE ADAPTIVE_METADATA_REQUIRES_DEPENDENT_FEATURE_ENABLED "
+            "GEOSPATIAL_NOT_SUPPORTED GEOSPATIAL_SRID_NOT_SUPPORTED INVALID_PROTOCOL_VERSION "
+            "NO_REDIRECT_RULES_VIOLATED OPERATION_NOT_SUPPORTED_FOR_DATATYPES "
+            "PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED TABLE_UNRECOGNIZED_REDIRECT_SPEC "
+            "UNSUPPORTED_CATALOG_MANAGED_TABLE_OPERATION UNSUPPORTED_DATA_TYPES UNSUPPORTED_FEATURES_FOR_READ "
+            "UNSUPPORTED_TYPE_CHANGE_IN_PREVIEW UNSUPPORTED_TYPE_CHANGE_IN_SCHEMA",
+        ),
         # The table, or this version of it, does not exist.
-        "DELTA_EMPTY_DIRECTORY": ObjectMissing,
-        "DELTA_FILE_NOT_FOUND": ObjectMissing,
-        "DELTA_FILE_OR_DIR_NOT_FOUND": ObjectMissing,
-        "DELTA_MISSING_DELTA_TABLE": ObjectMissing,
-        "DELTA_PATH_DOES_NOT_EXIST": ObjectMissing,
-        "DELTA_TABLE_NOT_FOUND": ObjectMissing,
-        "DELTA_VERSION_NOT_FOUND": ObjectMissing,
+        (
+            ObjectMissing,
+            "EMPTY_DIRECTORY FILE_NOT_FOUND FILE_OR_DIR_NOT_FOUND MISSING_DELTA_TABLE PATH_DOES_NOT_EXIST "
+            "TABLE_NOT_FOUND VERSION_NOT_FOUND",
+        ),
         # The Spark session is not configured as Delta needs it.
-        "DELTA_ACTIVE_SPARK_SESSION_NOT_FOUND": PipelineAway,
-        "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG": PipelineAway,
-        "DELTA_INCONSISTENT_LOGSTORE_CONFS": PipelineAway,
-        "DELTA_INCORRECT_LOG_STORE_IMPLEMENTATION": PipelineAway,
-        "DELTA_INVALID_LOGSTORE_CONF": PipelineAway,
-        "DELTA_SPARK_SESSION_NOT_SET": PipelineAway,
-        "DELTA_SPARK_THREAD_NOT_FOUND": PipelineAway,
-        "DELTA_TABLE_FOUND_IN_EXECUTOR": PipelineAway,
-    }
-)
+        (
+            PipelineAway,
+            "ACTIVE_SPARK_SESSION_NOT_FOUND CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG "
+            "INCONSISTENT_LOGSTORE_CONFS INCORRECT_LOG_STORE_IMPLEMENTATION INVALID_LOGSTORE_CONF "
+            "SPARK_SESSION_NOT_SET SPARK_THREAD_NOT_FOUND TABLE_FOUND_IN_EXECUTOR",
+        ),
+    )
+    for name in names.split()
+}
 DELTAS = "DELTA_"
-UNREAD_FILE = "FAILED_READ_FILE"
-SPARK_THROWABLE = "org.apache.spark.SparkThrowable"
 # One of our functions failed in a Python worker with an exception that is no SyncError.
 IN_PYTHON = "org.apache.spark.api.python.PythonException"
 # Classes or package prefixes of store and network exceptions. Not all of the clients' exceptions are IOExceptions.
@@ -77,14 +67,9 @@ STORES = (
 )
 MISSING = ("java.io.FileNotFoundException", "java.nio.file.NoSuchFileException")
 DECODERS = (
-    *("com.fasterxml.jackson.", "org.apache.parquet.", "shaded.parquet.", "org.xerial.snappy."),
-    *(
-        "com.github.luben.zstd.",
-        "net.jpountz.",
-        "io.airlift.compress.",
-        "org.apache.hadoop.fs.ChecksumException",
-        "java.io.EOFException",
-    ),
+    *("com.fasterxml.jackson.", "org.apache.parquet.", "shaded.parquet.", "org.xerial.snappy.", "net.jpountz."),
+    *("com.github.luben.zstd.", "io.airlift.compress.", "org.apache.hadoop.fs.ChecksumException"),
+    "java.io.EOFException",
 )
 # Throws a bare IOException if a file is longer or shorter than Iceberg's metadata says.
 ICEBERG_IO = "org.apache.iceberg.io."
@@ -108,19 +93,26 @@ DAMAGED_VECTOR = re.compile(r"CorruptInput: (?P<what>.*) \[file (?P<path>.*), of
 OURS = re.compile(r"daemon\.errors\.CorruptInput: (.*)")
 CAUSES_MAX = 20
 REASON_MAX = 300
-HINTS: Mapping[type[SyncError], str] = {
-    CorruptInput: "Restore the missing or damaged file, or correct its contents, then run `dvsync resume`.",
-    Unsupported: "Use a newer dvsync, or drop the feature from the Delta table, then run `dvsync resume`.",
-    ObjectMissing: "If VACUUM, log cleanup or a person removed the file, restore it. dvsync tries again.",
-    ObjectStoreAway: "Check the store, the network and the credentials. dvsync tries again.",
-    PipelineAway: "See Spark's own log. dvsync tries again.",
-}
-WHAT: Mapping[type[SyncError], str] = {
-    CorruptInput: "Spark cannot read the table",
-    Unsupported: "Spark cannot read the table",
-    ObjectMissing: "a file that Spark needs is not there",
-    ObjectStoreAway: "the store does not answer Spark",
-    PipelineAway: "Spark failed",
+UNREADABLE = "Spark cannot read the table"
+# What has happened, and what to do.
+TEXTS: Mapping[type[SyncError], tuple[str, str]] = {
+    CorruptInput: (
+        UNREADABLE,
+        "Restore the missing or damaged file, or correct its contents, then run `dvsync resume`.",
+    ),
+    Unsupported: (
+        UNREADABLE,
+        "Use a newer dvsync, or drop the feature from the Delta table, then run `dvsync resume`.",
+    ),
+    ObjectMissing: (
+        "a file that Spark needs is not there",
+        "If VACUUM, log cleanup or a person removed the file, restore it. dvsync tries again.",
+    ),
+    ObjectStoreAway: (
+        "the store does not answer Spark",
+        "Check the store, the network and the credentials. dvsync tries again.",
+    ),
+    PipelineAway: ("Spark failed", "See Spark's own log. dvsync tries again."),
 }
 HINT_OF = {
     "DELTA_PATH_BASED_ACCESS_TO_CATALOG_MANAGED_TABLE_BLOCKED": FEATURES["catalogManaged"].note,
@@ -167,14 +159,15 @@ def as_known_error(error: Exception, path: str | None = None, version: int | Non
             return CorruptInput(ours[1], hint="Correct the rows that this query reads.")
         return RuntimeError(f"a task in Spark failed: {last}")
     kind = kind_of(chain)
-    source = next((thrown for thrown in chain if thrown.has(DELTAS) or thrown.has(UNREAD_FILE)), Thrown(()))
+    source = next((thrown for thrown in chain if thrown.has(DELTAS) or thrown.has("FAILED_READ_FILE")), Thrown(()))
     path = canonical(source.parameters["path"]) if "path" in source.parameters else path
     if path and (commit := COMMIT_FILE.fullmatch(path.rpartition("/")[2])):
         version = int(commit[1])
     elif "version" in source.parameters:
         version = int(source.parameters["version"])
-    hint = HINT_OF.get(source.condition or "", HINTS[kind])
-    return kind(f"{WHAT[kind]}: {reason_of(chain) or error}", hint=hint, path=path, version=version)
+    what, hint = TEXTS[kind]
+    hint = HINT_OF.get(source.condition or "", hint)
+    return kind(f"{what}: {reason_of(chain) or error}", hint=hint, path=path, version=version)
 
 
 @contextmanager
@@ -243,7 +236,7 @@ def _thrown_of(thrown: Any) -> Thrown:
         above = above.getSuperclass()
     frames = thrown.getStackTrace()
     gateway: Any = SparkContext._gateway
-    has_class = is_instance_of(gateway, thrown, SPARK_THROWABLE)
+    has_class = is_instance_of(gateway, thrown, "org.apache.spark.SparkThrowable")
     classes = gateway.jvm.PythonErrorUtils
     return Thrown(
         lineage=tuple(lineage),

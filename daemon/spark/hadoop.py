@@ -6,15 +6,15 @@ properties".
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from urllib.parse import urlsplit
 
 from daemon.config.settings import Settings, SparkSettings
-from daemon.spark.jars import with_s3_jars
+from daemon.spark.jars import JAR_LISTS, with_s3_jars
 
 HADOOP = "spark.hadoop."
 S3_SCHEMES = ("s3", "s3a", "s3n")
-S3A_FILE_SYSTEM = "org.apache.hadoop.fs.s3a.S3AFileSystem"
+S3A = "org.apache.hadoop.fs.s3a."
 # PyIceberg's names of each property, and S3A's name.
 S3_KEYS = (
     (("s3.endpoint",), "fs.s3a.endpoint"),
@@ -25,18 +25,13 @@ S3_KEYS = (
     (("s3.role-arn", "client.role-arn"), "fs.s3a.assumed.role.arn"),
     (("s3.role-session-name", "client.role-session-name"), "fs.s3a.assumed.role.session.name"),
 )
-S3_TIMEOUTS = (
-    ("s3.connect-timeout", "fs.s3a.connection.establish.timeout"),
-    ("s3.request-timeout", "fs.s3a.connection.timeout"),
-)
 S3_DEFAULTS = {
-    **{f"fs.{scheme}.impl": S3A_FILE_SYSTEM for scheme in S3_SCHEMES},
-    **{f"fs.AbstractFileSystem.{scheme}.impl": "org.apache.hadoop.fs.s3a.S3A" for scheme in S3_SCHEMES},
+    **{f"fs.{scheme}.impl": f"{S3A}S3AFileSystem" for scheme in S3_SCHEMES},
+    **{f"fs.AbstractFileSystem.{scheme}.impl": f"{S3A}S3A" for scheme in S3_SCHEMES},
     # S3A's own retries take minutes before they report that a store is away; dvsync retries by itself.
     "fs.s3a.attempts.maximum": "3",
     "fs.s3a.retry.limit": "3",
 }
-PROVIDERS = "org.apache.hadoop.fs.s3a."
 # Environment, web identity, profile, container, instance, as in PyArrow. S3A's own list is shorter.
 DEFAULT_CHAIN = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvider"
 
@@ -45,10 +40,9 @@ def with_stores(settings: Settings, *sources: str) -> SparkSettings:
     """Add to Spark's settings what the configured stores and those of `sources` need. `spark.conf` wins."""
     conf = {f"{HADOOP}{key}": value for key, value in _hadoop_settings(settings, sources).items()}
     conf |= settings.spark.conf
-    has_jars = any("hadoop-aws" in conf.get(key, "") for key in ("spark.jars", "spark.jars.packages"))
-    if _uses_s3(settings, sources) and not has_jars:
-        return with_s3_jars(settings.spark.model_copy(update={"conf": conf}))
-    return settings.spark.model_copy(update={"conf": conf})
+    has_jars = any("hadoop-aws" in conf.get(key, "") for key in JAR_LISTS)
+    spark = settings.spark.model_copy(update={"conf": conf})
+    return with_s3_jars(spark) if _uses_s3(settings, sources) and not has_jars else spark
 
 
 def _hadoop_settings(settings: Settings, sources: Iterable[str]) -> dict[str, str]:
@@ -77,30 +71,28 @@ def s3a_settings(properties: Mapping[str, str]) -> dict[str, str]:
         virtual = properties.get("s3.force-virtual-addressing", "false").lower() == "true"
         found["fs.s3a.path.style.access"] = "false" if virtual else "true"
         found["fs.s3a.connection.ssl.enabled"] = "false" if endpoint.startswith("http://") else "true"
-    for name, key in S3_TIMEOUTS:
+    for name, key in (
+        ("s3.connect-timeout", "fs.s3a.connection.establish.timeout"),
+        ("s3.request-timeout", "fs.s3a.connection.timeout"),
+    ):
         if seconds := properties.get(name):
             found[key] = f"{round(float(seconds) * 1000)}ms"
-    if proxy := properties.get("s3.proxy-uri"):
-        found |= _proxy(proxy)
+    proxy = urlsplit(properties.get("s3.proxy-uri", ""))
+    proxies = {"host": proxy.hostname, "port": proxy.port, "username": proxy.username, "password": proxy.password}
+    found |= {f"fs.s3a.proxy.{key}": str(value) for key, value in proxies.items() if value}
     provider = _provider(properties, found)
     if "fs.s3a.assumed.role.arn" in found:
         found["fs.s3a.assumed.role.credentials.provider"] = provider
-        provider = f"{PROVIDERS}auth.AssumedRoleCredentialProvider"
+        provider = f"{S3A}auth.AssumedRoleCredentialProvider"
     return {**found, "fs.s3a.aws.credentials.provider": provider}
 
 
 def _provider(properties: Mapping[str, str], found: Mapping[str, str]) -> str:
     if properties.get("s3.anonymous", "false").lower() == "true":
-        return f"{PROVIDERS}AnonymousAWSCredentialsProvider"
+        return f"{S3A}AnonymousAWSCredentialsProvider"
     if "fs.s3a.session.token" in found:
-        return f"{PROVIDERS}TemporaryAWSCredentialsProvider"
-    return f"{PROVIDERS}SimpleAWSCredentialsProvider" if "fs.s3a.access.key" in found else DEFAULT_CHAIN
-
-
-def _proxy(uri: str) -> dict[str, str]:
-    parts = urlsplit(uri)
-    values = {"host": parts.hostname, "port": parts.port, "username": parts.username, "password": parts.password}
-    return {f"fs.s3a.proxy.{key}": str(value) for key, value in values.items() if value}
+        return f"{S3A}TemporaryAWSCredentialsProvider"
+    return f"{S3A}SimpleAWSCredentialsProvider" if "fs.s3a.access.key" in found else DEFAULT_CHAIN
 
 
 def _azure(properties: Mapping[str, str]) -> dict[str, str]:
@@ -145,15 +137,12 @@ def _google(properties: Mapping[str, str]) -> dict[str, str]:
 
 def _uses_s3(settings: Settings, sources: Iterable[str]) -> bool:
     stores = (settings.storage, *settings.catalogs.values())
-    named = any(name.startswith("s3.") for properties in stores for name in properties)
-    return named or any(_is_on_s3(location) for location in (*sources, *_locations(settings)))
-
-
-def _locations(settings: Settings) -> Iterator[str]:
+    if any(name.startswith("s3.") for properties in stores for name in properties):
+        return True
+    locations = [*sources, *(properties.get("warehouse", "") for properties in settings.catalogs.values())]
     for table in settings.tables:
-        yield from (table.source, table.location or "", table.delete_files_location or "")
-    for properties in settings.catalogs.values():
-        yield properties.get("warehouse", "")
+        locations += (table.source, table.location or "", table.delete_files_location or "")
+    return any(map(_is_on_s3, locations))
 
 
 def _is_on_s3(location: str) -> bool:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
+import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from pwd import getpwuid
@@ -11,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.spark.jars import DELTA_JAR
-from daemon.spark.java import check_java
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,6 +23,9 @@ DELTA_GROUP, DELTA_ARTIFACT, DELTA_VERSION = DELTA_JAR.split(":")
 DELTA_NAME, SPARK_LINE, _ = DELTA_ARTIFACT.split("_")
 # Spark stores its packages in this folder of the home, unless spark.jars.ivy is set. Java reads the home from passwd.
 IVY_FOLDER = ".ivy2.5.2"
+JAVA_MIN = 17
+JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+JAVA_ANSWER_MAX_S = 20.0
 
 
 def check_pipeline(settings: SparkSettings) -> int:
@@ -52,6 +57,37 @@ def check_pipeline(settings: SparkSettings) -> int:
                 hint="Remove it from spark.conf. dvsync adds the right jar by itself.",
             )
     return java
+
+
+def check_java() -> int:
+    """Return the major version of the Java that Spark would start. Raises PipelineAway if it is missing or too old.
+
+    Spark's own messages about a wrong Java name classes, not the cause.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
+    place = f"JAVA_HOME ({home})" if home else "PATH"
+    if java is None or not os.access(java, os.X_OK):
+        raise PipelineAway(
+            f"there is no Java on {place}, and Spark needs one",
+            hint=f"Install Java {JAVA_MIN} (Debian: openjdk-17-jre-headless), or set JAVA_HOME.",
+        )
+    try:
+        answer = subprocess.run(
+            [java, "-version"], capture_output=True, text=True, timeout=JAVA_ANSWER_MAX_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise PipelineAway(
+            f"{java} does not run: {error}", hint=f"Install Java {JAVA_MIN}, or set JAVA_HOME."
+        ) from error
+    found = JAVA_VERSION.search(answer.stderr + answer.stdout)
+    major = int(found[1]) if found else 0
+    if major < JAVA_MIN:
+        raise PipelineAway(
+            f"{java} is Java {major or 'of an unknown version'}, and Spark needs {JAVA_MIN} or newer",
+            hint=f"Install Java {JAVA_MIN} and set JAVA_HOME to it.",
+        )
+    return major
 
 
 def check_jars(settings: SparkSettings) -> None:

@@ -22,6 +22,9 @@ AWS_MODULES = ("s3", "s3-transfer-manager", "sts")
 S3_EXCLUDES = ("software.amazon.awssdk:bundle", "io.netty:*")
 
 
+JAR_LISTS = ("spark.jars", "spark.jars.packages")
+
+
 def s3_jars() -> tuple[str, ...]:
     """Return the packages that Spark needs for S3 in addition to its own jars."""
     return (
@@ -48,18 +51,18 @@ def joined(given: str | None, *ours: str) -> str:
 
 def with_s3_jars(settings: SparkSettings) -> SparkSettings:
     """Add the packages for S3 to the settings, and exclude their dependencies that are not needed."""
-    conf = dict(settings.conf)
-    conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), *s3_jars())
-    conf["spark.jars.excludes"] = joined(conf.get("spark.jars.excludes"), *S3_EXCLUDES)
-    return settings.model_copy(update={"conf": conf})
+    return _with(_with(settings, "spark.jars.packages", *s3_jars()), "spark.jars.excludes", *S3_EXCLUDES)
 
 
 def with_iceberg_jar(settings: SparkSettings) -> SparkSettings:
     """Add Spark's Iceberg reader to the settings."""
-    conf = dict(settings.conf)
-    if "iceberg-spark-runtime" not in conf.get("spark.jars", "") + conf.get("spark.jars.packages", ""):
-        conf["spark.jars.packages"] = joined(conf.get("spark.jars.packages"), ICEBERG_JAR)
-    return settings.model_copy(update={"conf": conf})
+    is_there = any("iceberg-spark-runtime" in settings.conf.get(key, "") for key in JAR_LISTS)
+    return settings if is_there else _with(settings, "spark.jars.packages", ICEBERG_JAR)
+
+
+def _with(settings: SparkSettings, key: str, *items: str) -> SparkSettings:
+    conf = settings.conf
+    return settings.model_copy(update={"conf": {**conf, key: joined(conf.get(key), *items)}})
 
 
 def with_readers(settings: Settings) -> Settings:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from subprocess import TimeoutExpired
+from urllib.parse import urlsplit
 
 import structlog
 
@@ -22,6 +24,10 @@ NICENESS = 5
 
 # Long enough for Ivy's report on twenty missing jars.
 LINES_KEPT = 400
+# In that report.
+MISSING_JAR = re.compile(r":: (?P<group>[\w.-]+)#(?P<name>[\w.-]+);(?P<version>[^\s:!]+)")
+JAR_CACHE = re.compile(r"Ivy Default Cache set to: (?P<folder>.+)")
+JAR_REASON = re.compile(r"(?P<host>Host \S+ not found)\.|Server access error at url .*\((?P<error>.+)\)$")
 
 
 class JvmOutput:
@@ -69,6 +75,27 @@ def _give_way() -> None:
     """
     with suppress(OSError):  # Only Linux has priorities of threads.
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + NICENESS)
+
+
+def find_missing_jars(lines: Iterable[str]) -> str | None:
+    """Return in a sentence the missing jars, the places that Ivy searched and the reason; None if no jar is missing."""
+    jars: dict[str, None] = {}
+    repositories: dict[str, None] = {}
+    cache = reason = None
+    for line in lines:
+        if missing := MISSING_JAR.match(line):
+            jars[":".join(missing.groups())] = None
+        elif found := JAR_CACHE.match(line):
+            cache = found["folder"]
+        elif said := JAR_REASON.search(line):
+            reason = reason or said["host"] or said["error"]
+        elif line.startswith(("http://", "https://")):
+            parts = urlsplit(line)
+            repositories[f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}"] = None
+    if not jars:
+        return None
+    places = ", ".join([*([cache] if cache else []), *repositories])
+    return f"jars for Spark are missing: {', '.join(jars)} not found in {places}" + (f" ({reason})" if reason else "")
 
 
 def end_jvm() -> None:

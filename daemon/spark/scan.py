@@ -6,28 +6,35 @@ Spark reads the Parquet files with their row index. A function in its tasks look
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from struct import pack
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import LongType, StructField, StructType
 
 from daemon.clock import SystemClock
+from daemon.delta.deletion_vector import decode_inline, find_place
 from daemon.delta.features import check_features, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
 from daemon.delta.protocol import check_metadata, check_protocol
-from daemon.delta.snapshot import replay
+from daemon.delta.snapshot import ReplayedState, replay
 from daemon.errors import SyncError
 from daemon.spark.compiled import new_object
 from daemon.spark.failures import known_errors
-from daemon.spark.scan_files import VECTOR, open_files
 from daemon.spark.scan_schema import ScanColumn, as_struct, scan_columns
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
-
-if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+from state.records import DeletionVectorDescriptor
 
 # Delta's own name for it.
 MARKER = "__delta_internal_is_row_deleted"
+# The descriptor of a file's deletion vector (DV), which is constant for its rows like a partition value.
+VECTOR = "__dvsync_deletion_vector"
+FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
 
 
 def read_delta(
@@ -58,15 +65,13 @@ def read_delta(
         columns = scan_columns(state.metadata)
         check_features(state.protocol, used_features(state.metadata))
         with known_errors():
-            files = open_files(spark, state, columns)
+            files = _open_files(spark, state, columns)
             return _scan(spark, files, columns, keep_deleted=keep_deleted)
     except SyncError as error:
         raise error.located(version=state.version, path=log.folder) from error.__cause__
 
 
 def _scan(spark: SparkSession, files: DataFrame, columns: list[ScanColumn], *, keep_deleted: bool) -> DataFrame:
-    from pyspark.sql import functions as F  # noqa: PLC0415
-
     shown = [_shown(files, column) for column in columns]
     if VECTOR not in files.columns:
         return files.select(*shown, *([F.lit(0).cast("tinyint").alias(MARKER)] if keep_deleted else []))
@@ -83,8 +88,6 @@ def _shown(files: DataFrame, column: ScanColumn) -> Column:
 
 
 def _marker(spark: SparkSession, files: DataFrame) -> Column:
-    from pyspark.sql import Column  # noqa: PLC0415
-
     jvm: Any = spark._jvm
     hadoop_conf = jvm.org.apache.spark.util.SerializableConfiguration(
         spark._jsparkSession.sessionState().newHadoopConf()
@@ -92,3 +95,100 @@ def _marker(spark: SparkSession, files: DataFrame) -> Column:
     marker = new_object(spark, "DeletionMarker", spark.sparkContext._jsc.broadcast(hadoop_conf))
     row_index = files.metadataColumn("_metadata")["row_index"]
     return Column(marker.column(MARKER, files[VECTOR]._jc, row_index._jc))
+
+
+def _open_files(spark: SparkSession, state: ReplayedState, columns: Sequence[ScanColumn]) -> DataFrame:
+    """Return all rows of the files, deleted ones too, by the columns' names in the files.
+
+    If a file has a DV, there is one more column VECTOR, for `DeletionMarker.java`.
+    """
+    data = as_struct([column.file_field for column in columns if not column.is_partition])
+    partitions = as_struct([column.file_field for column in columns if column.is_partition])
+    bounded = as_struct([column.file_field for column in columns if column.has_bounds])
+    values = [_partition_value(field) for field in partitions]
+    adds = state.rows.select(["path", "size", "partition_values", "stats"])
+    vectors = [_encode_vector(state.location, add.deletion_vector) for add in state.read_adds()]
+    if any(vectors):
+        adds = adds.append_column(VECTOR, pa.array(vectors, pa.binary()))
+        partitions = partitions.add(VECTOR, "binary")
+        values.append(F.col(VECTOR))
+    bounds = _bounds(bounded)
+    # PySpark fails on columns without a chunk.
+    adds = pa.concat_tables([adds.schema.empty_table(), adds])
+    rows = spark.createDataFrame(adds).select("path", "size", F.struct(*values), F.struct(*bounds))
+    jvm: Any = spark._jvm
+    found = rows._jdf.queryExecution().executedPlan().executeCollect()
+    partition_schema = _in_java(spark, partitions)
+    files = new_object(spark, "DeltaFiles", state.location, partition_schema, _in_java(spark, bounded), found)
+    session = spark._jsparkSession
+    if state.metadata.column_mapping_mode == "id":
+        # The reader takes this setting from the session of the relation, and the user's session stays as it is.
+        session = session.cloneSession()
+        session.conf().set(FIELD_IDS, "true")
+    sources = jvm.org.apache.spark.sql.execution.datasources
+    relation = sources.HadoopFsRelation(
+        files,
+        partition_schema,
+        _in_java(spark, data),
+        jvm.scala.Option.empty(),
+        sources.parquet.ParquetFileFormat(),
+        jvm.PythonUtils.toScalaMap({}),
+        session,
+    )
+    return DataFrame(spark._jsparkSession.baseRelationToDataFrame(relation), spark)
+
+
+def _in_java(spark: SparkSession, schema: StructType) -> Any:
+    jvm: Any = spark._jvm
+    return jvm.org.apache.spark.sql.types.DataType.fromJson(schema.json())
+
+
+def _encode_vector(location: str, descriptor: DeletionVectorDescriptor | None) -> bytes | None:
+    """Encode a DV for `DeletionMarker.java`, big-endian.
+
+    8 B  offset of its frame in the file; -1 if it is inline
+    8 B  cardinality
+    4 B  size of magic and bitmaps
+    n B  path of the file; of an inline DV its shortened unique id
+    n B  magic and bitmaps, if it is inline
+    """
+    if descriptor is None:
+        return None
+    place = find_place(location, descriptor)
+    path, offset = place.path.encode(), -1 if place.offset is None else place.offset
+    inline = bytes(decode_inline(descriptor, place)) if place.offset is None else b""
+    return pack(">qqi", offset, descriptor.cardinality, descriptor.size_in_bytes) + path + inline
+
+
+def _partition_value(field: StructField) -> Column:
+    """Return the value that the log has as text. PROTOCOL.md, "Partition Value Serialization": "" is null.
+
+    For strings it is not, as for Delta on Spark.
+    """
+    text = F.try_element_at("partition_values", F.lit(field.name))
+    if field.dataType.typeName() != "string":
+        text = F.nullif(text, F.lit(""))
+    what = f" is no {field.dataType.simpleString()}, but the partition value of column {field.name}"
+    return F.when(
+        text.isNotNull(), F.coalesce(text.try_cast(field.dataType), F.raise_error(F.concat(text, F.lit(what))))
+    ).alias(field.name)
+
+
+def _bounds(fields: StructType) -> list[Column]:
+    """Return what the statistics say: the number of rows, and of each field the nulls, the minimum and the maximum.
+
+    PROTOCOL.md, "Per-file Statistics". They hold for files with a DV, too: those of all rows hold for some.
+    """
+    counts = StructType()
+    for field in fields:
+        counts.add(field.name, LongType())
+    schema = StructType().add("numRecords", LongType()).add("nullCount", counts)
+    stats = F.from_json("stats", schema.add("minValues", fields).add("maxValues", fields))
+    bounds = [stats["numRecords"]]
+    for field in fields:
+        most = stats["maxValues"][field.name]
+        if field.dataType.typeName().startswith("timestamp"):
+            # Statistics have milliseconds, cut off.
+            most = F.try_add(most, F.expr("INTERVAL 1 MILLISECOND"))
+        bounds += [stats["nullCount"][field.name], stats["minValues"][field.name], most]
+    return bounds

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql.types import StructType
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
@@ -20,9 +22,6 @@ from daemon.translate.schema import (
     parse_struct,
     physical_name,
 )
-
-if TYPE_CHECKING:
-    from pyspark.sql.types import StructType
 
 # Spark's Parquet reader finds a column by this id in the metadata of its field.
 PARQUET_ID = "parquet.field.id"
@@ -89,8 +88,6 @@ def scan_columns(metadata: Metadata) -> list[ScanColumn]:
 
 
 def as_struct(fields: Sequence[Field]) -> StructType:
-    from pyspark.sql.types import StructType  # noqa: PLC0415
-
     return StructType.fromJson({"fields": fields})
 
 

@@ -17,10 +17,10 @@ from daemon.clock import Clock, SystemClock
 from daemon.config.redaction import SECRET_KEY
 from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
+from daemon.observe import log as events
 from daemon.spark.installed import check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR, joined
-from daemon.spark.jvm import JvmOutput, end_jvm, launch_jvm
-from daemon.spark.missing_jars import find_missing_jars
+from daemon.spark.jvm import JvmOutput, end_jvm, find_missing_jars, launch_jvm
 from daemon.spark.shipping import send_modules
 
 if TYPE_CHECKING:
@@ -193,14 +193,13 @@ class SparkPipeline:
             ) from error
         return self._session
 
-    def stop_if_idle(self) -> bool:
-        """End the session if nobody has used it for IDLE_TIMEOUT_S. Returns whether it was ended."""
+    def stop_if_idle(self) -> None:
+        """End the session if nobody has used it for IDLE_TIMEOUT_S."""
         with self._lock:
             idle_s = self._clock.monotonic_s() - self._last_used_s
-            if self._session is None or not self._owned or self._users or idle_s < IDLE_TIMEOUT_S:
-                return False
-            self._end()
-            return True
+            if self._session and self._owned and not self._users and idle_s >= IDLE_TIMEOUT_S:
+                self._end()
+                _log.info(events.PIPELINE_IDLED)
 
     def close(self) -> None:
         with self._lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import compress, groupby
@@ -27,7 +29,6 @@ from daemon.delta.table_state import (
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
-from daemon.spark.progress import watched
 from daemon.spark.tasks import run_on_spark
 from daemon.translate.schema import HINT_METADATA, translate_schema
 
@@ -68,6 +69,7 @@ NAME_COLUMNS = (
 UNUSUAL_PATH = "%[0-9A-Fa-f]?[a-f]|^[^/:]*[A-Z][^/:]*:|^[^/:]+:/([^/]|//)"
 # After Delta has refused a table, at most so many commits are searched for the newest protocol and metadata.
 COMMITS_SEARCHED_MAX = 100
+PROGRESS_INTERVAL_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class SparkState(TableState):
     ) -> Iterable[T]:
         # Sorted by path, files of one partition value come into one part.
         frame = self.frame.repartitionByRange(parts, "path").sortWithinPartitions("path")
-        with watched(frame.sparkSession, parts, on_progress):
+        with _watched(frame.sparkSession, parts, on_progress):
             return run_on_spark(frame, partial(_map_part, function, self.location))
 
     @cached_property
@@ -111,6 +113,32 @@ def _resolved(location: str, rows: pa.Table) -> Iterator[pa.RecordBatch]:
     return (resolve_rows(location, batch) for batch in rows.to_batches())
 
 
+@contextmanager
+def _watched(spark: SparkSession, tasks: int, on_progress: Callable[[int, int], None] | None) -> Iterator[None]:
+    """Call `on_progress` with the number of finished tasks while the block runs; the last stage has `tasks` tasks."""
+    if on_progress is None:
+        yield
+        return
+    finished = threading.Event()
+    tracker = spark.sparkContext.statusTracker()
+
+    def poll() -> None:
+        while not finished.wait(PROGRESS_INTERVAL_S):
+            stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
+            done = [stage.numCompletedTasks for stage in stages if stage and stage.numTasks == tasks]
+            if done:
+                on_progress(max(done), tasks)
+
+    watcher = threading.Thread(target=poll, name="spark-progress", daemon=True)
+    watcher.start()
+    try:
+        yield
+    finally:
+        finished.set()
+        watcher.join()
+        on_progress(tasks, tasks)
+
+
 def _map_part(
     function: Callable[[int, Iterable[AddFile]], Iterator[T]], location: str, batches: Iterable[pa.RecordBatch]
 ) -> Iterator[T]:
@@ -121,14 +149,6 @@ def _map_part(
     adds = list(adds_from_batches(resolve_rows(location, batch) for batch in batches))
     if adds:
         yield from function(context.partitionId(), adds)
-
-
-class _ProtocolLine(msgspec.Struct):
-    protocol: Protocol
-
-
-class _MetadataLine(msgspec.Struct):
-    metadata: Metadata = msgspec.field(name="metaData")
 
 
 def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = None) -> SparkState:
@@ -157,8 +177,8 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             location=log.location,
             version=snapshot.version(),
             timestamp_ms=snapshot.timestamp(),
-            protocol=msgspec.json.decode(snapshot.protocol().json(), type=_ProtocolLine).protocol,
-            metadata=msgspec.json.decode(snapshot.metadata().json(), type=_MetadataLine).metadata,
+            protocol=msgspec.json.decode(snapshot.protocol().json(), type=dict[str, Protocol])["protocol"],
+            metadata=msgspec.json.decode(snapshot.metadata().json(), type=dict[str, Metadata])["metaData"],
             files=snapshot.numOfFiles(),
             recent_commits=recent_commits,
             frame=live.selectExpr(*ADD_COLUMNS),

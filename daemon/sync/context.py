@@ -62,11 +62,9 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Writer:
-    """Our name and share for other dvsyncs that write to the same Iceberg table, and how long one of them may be silent
-    before we take over."""
+    """Our name and share for other dvsyncs that write to the same Iceberg table."""
 
     name: str
-    lease_s: float
     share: Share = ALL
 
     @property

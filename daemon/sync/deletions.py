@@ -30,7 +30,7 @@ def write_deletions(
     older = (
         # A delete file of a former format version is replaced as a whole, and no other such file may stay beside.
         *find_sharing(store, record.id, deletes.leaving(plan), joins=lambda file: deletes.is_former(file.path)),
-        *store.find_former(record.id, deletes.returning(plan.change)),
+        *store.find_delete_files(record.id, deletes.returning(plan.change), dead=True),
     )
     plan = replace(plan, older=list({file.path: file for file in older}.values()))
     to_copy = deletes.to_copy(plan)

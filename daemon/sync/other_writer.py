@@ -16,6 +16,9 @@ from daemon.sync.patience import forget_seen, seconds_seen
 from daemon.sync.recovery import check_source
 from state import TableRecord
 
+# Who is silent for so long is presumed dead: the holder of a lease, and another dvsync behind a new Delta version.
+LEASE_S = 30.0
+
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
@@ -59,12 +62,12 @@ class OtherWriter:
             silent_s = seconds_seen(self._context, record, silence)
         else:
             forget_seen(self._context, record, silence)
-        if silent_s >= writer.lease_s:
+        if silent_s >= LEASE_S:
             _log.warning(events.TARGET_TAKEN_OVER, holder=marker.writer, silent_s=round(silent_s))
             return
         raise TargetHeld(
             f"the dvsync with the state {marker.writer} keeps the Iceberg table in step (at version {marker.version})",
-            hint=f"If that dvsync runs, stop one of the two. This process takes over {writer.lease_s:g} s after a new "
+            hint=f"If that dvsync runs, stop one of the two. This process takes over {LEASE_S:g} s after a new "
             "Delta version that the other does not sync. If it no longer exists, perhaps because state.url changed, "
             f"run `dvsync resync {self._context.settings.name}`, which takes over without the wait.",
         )

@@ -52,7 +52,7 @@ def resume(store: TableStore, table: TableSettings) -> bool:
     if record is None or (record.error is None and record.pause is None):
         return False
     store.record_pause(record.id, None)
-    store.record_resumed(record.id)
+    store.record_failure(record.id, None)
     return True
 
 
@@ -62,7 +62,7 @@ def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
     """
     record = _known_or_new(store, table)
     store.record_resync_wanted(record.id, True)
-    store.record_resumed(record.id)
+    store.record_failure(record.id, None)
     is_paused = record.pause_at(now_ms) is not None
     return next_resync(table.name, is_held=is_paused) + (": it is paused" if is_paused else "")
 

@@ -12,7 +12,6 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
-from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.types import (
     BinaryType,
@@ -199,6 +198,9 @@ def _leaf_patterns(field: pa.Field, parent: str) -> Iterator[str]:
 
 def _check_pyiceberg(schema: pa.Schema, mapping: NameMapping) -> None:
     """Refuse a file that PyIceberg refuses: one unknown Arrow type in any column is enough."""
+    # Imported when there is a file: see daemon/iceberg/pyiceberg_ext/file_io.py.
+    from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema  # noqa: PLC0415
+
     try:
         pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:

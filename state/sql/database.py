@@ -46,7 +46,11 @@ class Database:
         if self._is_postgresql:
             # With PostgreSQL's default, each statement of a transaction could see another state.
             self._readers = engine.execution_options(isolation_level="REPEATABLE READ")
-        self._file = _file_of(engine.url)
+        name = engine.url.database or ""
+        is_file = engine.dialect.name == "sqlite" and name and not name.startswith((":", "file:"))
+        self._file = Path(name) if is_file else None
+        # SQLite's write-ahead log: https://sqlite.org/wal.html.
+        self._log = Path(f"{name}-wal") if is_file else None
         self._identity: tuple[int, int] | None = None
         # The write-ahead log that our connections hold open, once the first of them has written.
         self._log_identity: tuple[int, int] | None = None
@@ -59,7 +63,7 @@ class Database:
     def open(cls, url: str) -> Self:
         """Open the database at the newest schema. A missing SQLite file and its folder are created.
 
-        Raises StateUnavailable when it cannot be opened, or when a newer dvsync has migrated it.
+        Raises StateUnavailable when it cannot be opened, or its schema is not known.
         """
         database = cls(_create_engine(url))
         try:
@@ -133,7 +137,7 @@ class Database:
         if self._identity is None:
             return
         try:
-            found, log = _identity_of(self._file), _identity_of(_log_of(self._file))
+            found, log = _identity_of(self._file), _identity_of(self._log)
         except OSError as error:
             raise StateUnavailable(f"the state database {self._name} is not usable: {error.strerror}") from error
         self._log_identity = self._log_identity or log
@@ -143,8 +147,10 @@ class Database:
             raise DatabaseReplaced(f"the state database {self._name} was removed or replaced while dvsync was running")
 
     def _migrate(self) -> None:
+        revision: str | None = None
         with self.read() as connection:
-            revision = _find_revision(connection)
+            if connection.dialect.has_table(connection, "alembic_version"):
+                revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
         if revision == REVISION:
             return
         # Imported only when needed: the import takes longer than everything else here.
@@ -152,21 +158,11 @@ class Database:
 
         if revision is not None and not is_known(revision):
             raise StateUnavailable(
-                f"the state database {self._name} was written by a newer dvsync: "
-                f"its schema revision {revision} is not known here"
+                f"the state database {self._name} has the schema revision {revision}, which this dvsync, with revision "
+                f"{REVISION}, does not know: use the dvsync that wrote it, or another database"
             )
         with self.write() as connection:
             upgrade(connection)
-
-
-def _file_of(url: URL) -> Path | None:
-    is_file = url.get_backend_name() == "sqlite" and url.database and not url.database.startswith((":", "file:"))
-    return Path(url.database or "") if is_file else None
-
-
-def _log_of(file: Path | None) -> Path | None:
-    """SQLite's write-ahead log: https://sqlite.org/wal.html."""
-    return file.with_name(f"{file.name}-wal") if file else None
 
 
 def _identity_of(file: Path | None) -> tuple[int, int] | None:
@@ -176,13 +172,6 @@ def _identity_of(file: Path | None) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return (found.st_dev, found.st_ino) if found else None
-
-
-def _find_revision(connection: Connection) -> str | None:
-    """Return the schema's revision; None if Alembic has not migrated this database yet."""
-    if not connection.dialect.has_table(connection, "alembic_version"):
-        return None
-    return connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar_one_or_none()
 
 
 def _create_engine(url: str) -> Engine:

@@ -1,30 +1,15 @@
 """The steps of the verbs on the rows of files. Each function runs inside the caller's transaction.
 
-The verbs in `store.py` put the steps in order. Lists may be of any length.
+The verbs in `ledger.py` and `written.py` put the steps in order. Lists may be of any length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
-from sqlalchemy import (
-    BigInteger,
-    ColumnElement,
-    Connection,
-    Table,
-    Text,
-    bindparam,
-    delete,
-    exists,
-    func,
-    insert,
-    literal,
-    or_,
-    select,
-    update,
-)
+from sqlalchemy import BigInteger, Connection, Table, Text, bindparam, delete, exists, insert, literal, select, update
 
 from state.records import (
     DeleteFileRecord,
@@ -33,13 +18,14 @@ from state.records import (
     FileStatus,
     LiveFile,
     OrphanReason,
-    WrittenCount,
-    WrittenFile,
+    Outcome,
 )
 from state.sql.bulk import batched, find_by_path, update_rows, write_rows
 from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
 
+# The rows of the files that dvsync writes.
 WRITTEN_ROWS = (DELETE_FILES, METADATA_FILES)
+SHOWN_BY_OLDER = tuple(reason for reason in OrphanReason if reason.shown_by_older)
 
 
 def live(at_ms: int) -> dict[str, Any]:
@@ -50,15 +36,57 @@ def orphaned(reason: OrphanReason, at_ms: int) -> dict[str, Any]:
     return {"status": FileStatus.ORPHANED, "reason": reason, "since_ms": at_ms}
 
 
+def kind_of(rows: Table) -> Any:
+    return METADATA_FILES.c.kind if rows is METADATA_FILES else literal(FileKind.DELETE_FILE.value)
+
+
+def write_written(
+    connection: Connection,
+    table_id: int,
+    kind: FileKind,
+    columns: Mapping[str, dict[str, Any]],
+    *,
+    keep: Collection[FileStatus],
+) -> None:
+    """Write the columns of each path, known or not. A file with a status of `keep` stays as it is."""
+    is_delete_file = kind is FileKind.DELETE_FILE
+    rows = DELETE_FILES if is_delete_file else METADATA_FILES
+    kinds = {} if is_delete_file else {"kind": kind}
+    statuses = find_by_path(connection, rows.c.status, table_id, columns)
+    written = {path: {**row, **kinds} for path, row in columns.items() if statuses.get(path) not in keep}
+    write_rows(connection, rows, table_id, written, known=statuses)
+
+
+def change_written(
+    connection: Connection,
+    of: dict[str, Any],
+    was: Collection[FileStatus],
+    values: dict[str, Any],
+    *,
+    kinds: Collection[Table] = WRITTEN_ROWS,
+    paths: Iterable[str] | None = None,
+    reasons: Collection[OrphanReason] = (),
+) -> None:
+    """Write `values` into the rows that `of` selects by column, with a status of `was`.
+
+    Only those of `paths` and of `reasons`, if these are given.
+    """
+    for batch in [None] if paths is None else batched(paths):
+        for rows in kinds:
+            changed = update(rows).filter_by(**of).where(rows.c.status.in_(was)).values(**values)
+            if batch is not None:
+                changed = changed.where(rows.c.path.in_(batch))
+            if reasons:
+                changed = changed.where(rows.c.reason.in_(reasons))
+            connection.execute(changed)
+
+
 def write_live_manifests(
     connection: Connection, table_id: int, paths: Collection[str], *, at_ms: int
 ) -> dict[str, int]:
     """Make these manifests live, known or not. Returns the id of each."""
-    statuses = find_by_path(connection, METADATA_FILES.c.status, table_id, paths)
-    columns = {
-        path: {"kind": FileKind.MANIFEST, **live(at_ms)} for path in paths if statuses.get(path) is not FileStatus.LIVE
-    }
-    write_rows(connection, METADATA_FILES, table_id, columns, known=statuses)
+    columns = dict.fromkeys(paths, live(at_ms))
+    write_written(connection, table_id, FileKind.MANIFEST, columns, keep=(FileStatus.LIVE,))
     return find_by_path(connection, METADATA_FILES.c.id, table_id, paths)
 
 
@@ -69,8 +97,8 @@ def move_manifest(connection: Connection, table_id: int, old: str, new_id: int) 
         .where(METADATA_FILES.c.table_id == table_id, METADATA_FILES.c.path == old)
         .scalar_subquery()
     )
-    connection.execute(update(DATA_FILES).where(DATA_FILES.c.manifest_id == old_id).values(manifest_id=new_id))
-    connection.execute(update(DELETE_FILES).where(DELETE_FILES.c.manifest_id == old_id).values(manifest_id=new_id))
+    for rows in (DATA_FILES, DELETE_FILES):
+        connection.execute(update(rows).where(rows.c.manifest_id == old_id).values(manifest_id=new_id))
 
 
 def write_live_files(
@@ -93,17 +121,12 @@ def write_live_files(
     write_rows(connection, DATA_FILES, table_id, columns, known=known)
 
 
-def write_deletion_vectors(
-    connection: Connection, table_id: int, changed_dvs: Iterable[tuple[str, DeletionVectorDescriptor | None]]
-) -> None:
-    """Give live files another deletion vector, or none. A path that is not live is ignored."""
-    columns = {path: _deletion_vector_columns(deletion_vector) for path, deletion_vector in changed_dvs}
-    update_rows(connection, DATA_FILES, table_id, columns)
-
-
-def write_uris(connection: Connection, table_id: int, changed_uris: Iterable[tuple[str, str | None]]) -> None:
-    """Give live files another URI, or none. A path that is not live is ignored."""
-    update_rows(connection, DATA_FILES, table_id, {path: {"uri": uri} for path, uri in changed_uris})
+def change_live_files(connection: Connection, outcome: Outcome) -> None:
+    """Give live files other deletion vectors and URIs, or none. A path that is not live is ignored."""
+    vectors = {path: _deletion_vector_columns(deletion_vector) for path, deletion_vector in outcome.changed_dvs}
+    update_rows(connection, DATA_FILES, outcome.table_id, vectors)
+    uris = {path: {"uri": uri} for path, uri in outcome.changed_uris}
+    update_rows(connection, DATA_FILES, outcome.table_id, uris)
 
 
 def remove_live_files(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
@@ -170,182 +193,10 @@ def orphan_delete_files(
     connection: Connection, table_id: int, removed: Iterable[tuple[str, OrphanReason]], *, at_ms: int
 ) -> None:
     """Make these delete files orphaned, known or not, and remove their mappings. Orphaned ones stay as they are."""
-    reasons = dict(removed)
-    statuses = find_by_path(connection, DELETE_FILES.c.status, table_id, reasons)
-    columns = {
-        path: {**orphaned(reason, at_ms), "manifest_id": None}
-        for path, reason in reasons.items()
-        if statuses.get(path) not in (FileStatus.ORPHANED, FileStatus.DELETED)
-    }
-    write_rows(connection, DELETE_FILES, table_id, columns, known=statuses)
-    _remove_mappings(connection, table_id, statuses)
-
-
-def orphan_unreferenced(
-    connection: Connection, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int
-) -> None:
-    """Make those of `paths` orphaned from now on that are orphaned, or live and no delete files.
-
-    A manifest that live files are in stays as it is: their rows point at it.
-    """
-    columns = dict.fromkeys(paths, orphaned(reason, at_ms))
-    update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,), rows=(DELETE_FILES,))
-    in_manifest = or_(
-        exists().where(DATA_FILES.c.manifest_id == METADATA_FILES.c.id),
-        exists().where(DELETE_FILES.c.manifest_id == METADATA_FILES.c.id),
-    )
-    holding = select(METADATA_FILES.c.path).where(METADATA_FILES.c.table_id == table_id, in_manifest)
-    for batch in batched(paths):
-        for manifest in connection.scalars(holding.where(METADATA_FILES.c.path.in_(batch))):
-            columns.pop(manifest, None)
-    live_or_orphaned = (FileStatus.LIVE, FileStatus.ORPHANED)
-    update_written(connection, table_id, columns, statuses=live_or_orphaned, rows=(METADATA_FILES,))
-
-
-def orphan_written(connection: Connection, table_id: int, reason: OrphanReason, *, at_ms: int) -> None:
-    """Make every file orphaned that a snapshot may use. No manifest may have live data files any more."""
-    older = [each for each in OrphanReason if each.shown_by_older]
-    for rows in WRITTEN_ROWS:
-        used = rows.c.status.in_((FileStatus.PENDING, FileStatus.LIVE)) | rows.c.reason.in_(older)
-        kept = update(rows).where(rows.c.table_id == table_id, rows.c.status != FileStatus.DELETED, used)
-        connection.execute(kept.values(**orphaned(reason, at_ms)))
-
-
-def insert_orphans(
-    connection: Connection, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
-) -> None:
-    """Insert an orphaned row for each file that has no row yet."""
-    rows = _rows_of(kind)
-    known = find_by_path(connection, rows.c.status, table_id, paths)
-    columns = {path: {**orphaned(reason, at_ms), **_kind_column(kind)} for path in paths if path not in known}
-    write_rows(connection, rows, table_id, columns, known=known)
-
-
-def update_written(
-    connection: Connection,
-    table_id: int,
-    columns: Mapping[str, dict[str, Any]],
-    *,
-    statuses: Collection[FileStatus],
-    rows: Collection[Table] = WRITTEN_ROWS,
-) -> None:
-    """Update the row of each path that is in one of `statuses`, in one or both of the tables of written files."""
-    for each in rows:
-        found = find_by_path(connection, each.c.status, table_id, columns)
-        update_rows(
-            connection, each, table_id, {path: columns[path] for path, status in found.items() if status in statuses}
-        )
-
-
-def count_written(connection: Connection, table_id: int) -> tuple[WrittenCount, ...]:
-    counted = [
-        select(_kind_of(rows), rows.c.status, func.count(), func.sum(rows.c.size_bytes), func.min(rows.c.since_ms))
-        .where(rows.c.table_id == table_id)
-        .group_by(rows.c.status, *([rows.c.kind] if rows is METADATA_FILES else []))
-        for rows in WRITTEN_ROWS
-    ]
-    return tuple(
-        # Some databases add integers up to a decimal.
-        WrittenCount(FileKind(kind), status, files, None if size_bytes is None else int(size_bytes), since_ms)
-        for statement in counted
-        for kind, status, files, size_bytes, since_ms in sorted(connection.execute(statement))
-    )
-
-
-def has_orphans(connection: Connection, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
-    """Whether a file of any kind was orphaned, for one of `reasons`, at `before_ms` or earlier."""
-    orphans = (
-        exists().where(
-            rows.c.table_id == table_id,
-            rows.c.status == FileStatus.ORPHANED,
-            rows.c.since_ms <= before_ms,
-            rows.c.reason.in_(reasons),
-        )
-        for rows in WRITTEN_ROWS
-    )
-    return bool(connection.scalar(select(or_(*orphans))))
-
-
-def read_written(
-    connection: Connection, table_id: int, condition: Callable[[Table], ColumnElement[bool]]
-) -> list[WrittenFile]:
-    """Read the written files for which `condition` holds, the oldest first."""
-    files = [
-        WrittenFile(path, FileKind(kind), *rest)
-        for rows in WRITTEN_ROWS
-        for path, kind, *rest in connection.execute(
-            select(rows.c.path, _kind_of(rows), rows.c.status, rows.c.since_ms, rows.c.reason, rows.c.size_bytes).where(
-                rows.c.table_id == table_id, condition(rows)
-            )
-        )
-    ]
-    return sorted(files, key=lambda file: (file.since_ms, file.path))
-
-
-def read_for_cleanup(
-    connection: Connection, table_id: int, *, due_ms: int, now_ms: int
-) -> tuple[list[WrittenFile], int]:
-    """Read live files and orphans, and count the orphans that only wait: those are not read."""
-
-    def is_judged(rows: Table) -> ColumnElement[bool]:
-        is_waiting = (
-            (rows.c.reason == OrphanReason.SNAPSHOT_EXPIRED) & (rows.c.since_ms > due_ms) & (rows.c.since_ms <= now_ms)
-        )
-        return (rows.c.status == FileStatus.LIVE) | ((rows.c.status == FileStatus.ORPHANED) & ~is_waiting)
-
-    judged = read_written(connection, table_id, is_judged)
-    orphans = sum(
-        connection.scalar(select(func.count()).where(rows.c.table_id == table_id, rows.c.status == FileStatus.ORPHANED))
-        or 0
-        for rows in WRITTEN_ROWS
-    )
-    return judged, orphans - sum(file.status is FileStatus.ORPHANED for file in judged)
-
-
-def restart_grace(connection: Connection, table_id: int, paths: Iterable[str], *, at_ms: int) -> None:
-    """Let the grace period of these orphans begin at `at_ms`, except of those that older snapshots show."""
-    older = [each for each in OrphanReason if each.shown_by_older]
-    for batch in batched(paths):
-        for rows in WRITTEN_ROWS:
-            waiting = update(rows).where(rows.c.table_id == table_id, rows.c.path.in_(batch))
-            waiting = waiting.where(rows.c.status == FileStatus.ORPHANED, rows.c.reason.not_in(older))
-            connection.execute(waiting.values(since_ms=at_ms))
-
-
-def _kind_of(rows: Table) -> Any:
-    return rows.c.kind if rows is METADATA_FILES else literal(FileKind.DELETE_FILE.value)
-
-
-def write_pending(
-    connection: Connection, table_id: int, kind: FileKind, paths: Sequence[str], *, intent_id: int, at_ms: int
-) -> None:
-    """Write a pending row for each file that is not live. A row that an earlier intent left goes to this intent."""
-    rows = _rows_of(kind)
-    statuses = find_by_path(connection, rows.c.status, table_id, paths)
-    pending = {"status": FileStatus.PENDING, "reason": None, "since_ms": at_ms, "intent_id": intent_id}
-    columns = {path: {**pending, **_kind_column(kind)} for path in paths if statuses.get(path) is not FileStatus.LIVE}
-    write_rows(connection, rows, table_id, columns, known=statuses)
-
-
-def take_back_pending(connection: Connection, intent_id: int, paths: Iterable[str], *, at_ms: int) -> None:
-    """Make those of `paths` that are pending for this intent live."""
-    for batch in batched(paths):
-        for rows in WRITTEN_ROWS:
-            pending = update(rows).filter_by(intent_id=intent_id, status=FileStatus.PENDING)
-            connection.execute(pending.where(rows.c.path.in_(batch)).values(**live(at_ms)))
-
-
-def end_pending(connection: Connection, of: dict[str, Any], values: dict[str, Any]) -> None:
-    """Write `values` into every pending row that `of` selects by column."""
-    for rows in WRITTEN_ROWS:
-        connection.execute(update(rows).filter_by(status=FileStatus.PENDING, **of).values(**values))
-
-
-def take_back_metadata(connection: Connection, of: dict[str, Any], *, at_ms: int) -> None:
-    """Make the manifests, lists and metadata files that `of` selects live if they are pending or orphaned."""
-    taken_back = update(METADATA_FILES).filter_by(**of)
-    not_in_use = METADATA_FILES.c.status.in_((FileStatus.PENDING, FileStatus.ORPHANED))
-    connection.execute(taken_back.where(not_in_use).values(**live(at_ms)))
+    columns = {path: {**orphaned(reason, at_ms), "manifest_id": None} for path, reason in removed}
+    not_in_use = (FileStatus.ORPHANED, FileStatus.DELETED)
+    write_written(connection, table_id, FileKind.DELETE_FILE, columns, keep=not_in_use)
+    _remove_mappings(connection, table_id, columns)
 
 
 def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[str]) -> None:
@@ -360,26 +211,6 @@ def remove_some_live_files(connection: Connection, table_id: int, files_max: int
     """Forget this many live data files of a table, and their mappings. False when none are left."""
     some = select(DATA_FILES.c.id).where(DATA_FILES.c.table_id == table_id).limit(files_max)
     return connection.execute(delete(DATA_FILES).where(DATA_FILES.c.id.in_(some))).rowcount == files_max
-
-
-def take_out_delete_files(connection: Connection, table_id: int) -> None:
-    """Take the live delete files of a table out of their manifests."""
-    live_before = update(DELETE_FILES).filter_by(table_id=table_id, status=FileStatus.LIVE)
-    connection.execute(live_before.values(manifest_id=None))
-
-
-def orphan_not_read_again(connection: Connection, table_id: int, *, at_ms: int) -> None:
-    """Make the live delete files that are in no manifest orphaned."""
-    not_read = update(DELETE_FILES).filter_by(table_id=table_id, status=FileStatus.LIVE, manifest_id=None)
-    connection.execute(not_read.values(**orphaned(OrphanReason.DATA_FILES_GONE, at_ms)))
-
-
-def _rows_of(kind: FileKind) -> Table:
-    return DELETE_FILES if kind is FileKind.DELETE_FILE else METADATA_FILES
-
-
-def _kind_column(kind: FileKind) -> dict[str, FileKind]:
-    return {} if kind is FileKind.DELETE_FILE else {"kind": kind}
 
 
 def _remove_mappings(connection: Connection, table_id: int, delete_files: Iterable[str]) -> None:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
+import msgspec
 from msgspec.structs import asdict
 from sqlalchemy import Connection, select, update
 
@@ -14,14 +13,14 @@ from state.sql.rows import Transactions
 from state.store import LeaseLost
 
 
-class Home(NamedTuple):
+class Home(msgspec.Struct, frozen=True):
     """Where the database was when it was last opened, and its identity, which its copies have, too."""
 
     place: str | None
     identity: str | None
 
 
-# Put together once, because every write runs it.
+# Built once, because every write runs it.
 _LEASE = select(*LEASE.c[Lease.__struct_fields__])
 _SHARE = select(LEASE.c.share)
 _RENEW = update(LEASE).values(renewals=LEASE.c.renewals + 1)
@@ -41,9 +40,8 @@ class SqlLeaseStore(Transactions):
         if known is None:
             with self._database.write() as connection:
                 connection.execute(update(LEASE).where(LEASE.c.share.is_(None)).values(share=number))
-            with self._database.read() as connection:
-                known = connection.scalar(_SHARE)
-        assert known is not None, "it was just claimed, by this process or another one"
+                # Another process may have been faster.
+                known = connection.execute(_SHARE).scalar_one()
         return known
 
     def read_home(self) -> Home:
@@ -52,7 +50,7 @@ class SqlLeaseStore(Transactions):
 
     def record_home(self, home: Home) -> None:
         with self._database.write() as connection:
-            connection.execute(update(LEASE).values(home._asdict()))
+            connection.execute(update(LEASE).values(asdict(home)))
 
     def check_writable(self) -> None:
         with self._database.write() as connection:

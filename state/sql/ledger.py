@@ -1,16 +1,15 @@
-"""The verbs of `FileLedger` on an SQL database.
+"""The verbs of `FileLedger` for the syncs, on an SQL database. The steps are in `files.py`.
 
-A verb that touches every file of a table is several short transactions, any other is one. The steps are in `files.py`.
+A verb that touches every file of a table is several short transactions, any other is one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
-from sqlalchemy import Connection, Row, Select, bindparam, delete, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, insert, select, update
 
 from state.cursor import advance_cursor
 from state.records import (
@@ -22,21 +21,21 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
-    WrittenFile,
 )
 from state.sql import files as sql_files
 from state.sql.bulk import batched
+from state.sql.files import SHOWN_BY_OLDER, change_written, live, orphaned
 from state.sql.models import (
     DATA_FILES,
     DEAD_VECTORS,
     DELETE_FILES,
     DV_MAPPINGS,
     INTENTS,
-    SYNC_RUNS,
+    METADATA_FILES,
     TABLES,
     IntentStatus,
 )
-from state.sql.reads import live_file, read_crowded, read_delete_files, read_mostly_dead, select_live_files
+from state.sql.reads import live_file, read_delete_files, select_live_files
 from state.sql.rows import (
     WRITE_BATCH_MAX,
     Transactions,
@@ -48,6 +47,7 @@ from state.sql.rows import (
 )
 
 READ_BATCH_MAX = 5_000
+_PENDING, _LIVE, _ORPHANED = (FileStatus.PENDING,), (FileStatus.LIVE,), (FileStatus.ORPHANED,)
 
 # Statements of every sync are built once: building one takes longer than executing it.
 _RECENT_COMMITS = select(TABLES.c.recent_commits).where(TABLES.c.id == bindparam("table_id"))
@@ -89,7 +89,7 @@ _SERVED = (
 
 
 class SqlFileLedger(Transactions):
-    """The files of a table, and the intents to commit them."""
+    """The live files of a table, and the intents to commit them."""
 
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
         with self._read(table_id) as connection:
@@ -113,15 +113,10 @@ class SqlFileLedger(Transactions):
                 return
             after = batch[-1].path
 
-    def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        return self._find_delete_files(_SERVING, table_id, data_files)
-
-    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        return self._find_delete_files(_FORMER, table_id, data_files)
-
-    def _find_delete_files(
-        self, statement: Select[Any], table_id: int, data_files: Collection[str]
+    def find_delete_files(
+        self, table_id: int, data_files: Collection[str], *, dead: bool = False
     ) -> list[DeleteFileRecord]:
+        statement = _FORMER if dead else _SERVING
         with self._read(table_id) as connection:
             delete_file_ids = {
                 delete_file_id
@@ -134,9 +129,8 @@ class SqlFileLedger(Transactions):
         serving: dict[str, set[str]] = {path: set() for path in delete_files}
         with self._read(table_id) as connection:
             for batch in batched(delete_files):
-                for delete_file, data_file in connection.execute(
-                    _SERVED, {"table_id": table_id, "delete_files": batch}
-                ):
+                pairs = connection.execute(_SERVED, {"table_id": table_id, "delete_files": batch})
+                for delete_file, data_file in pairs:
                     serving[delete_file].add(data_file)
         return serving
 
@@ -152,13 +146,16 @@ class SqlFileLedger(Transactions):
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
         with self._database.write() as connection:
-            _write_pending(connection, _load_intent(connection, intent_id), paths)
+            intent = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
+            if intent is None:
+                raise LookupError(f"no intent has the id {intent_id}")
+            _write_pending(connection, intent, paths)
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         with self._database.write() as connection:
-            _load_intent(connection, intent_id)
-            payload = msgspec.json.encode(outcome)
-            connection.execute(update(INTENTS).where(INTENTS.c.id == intent_id).values(payload=payload))
+            prepared = update(INTENTS).where(INTENTS.c.id == intent_id).values(payload=msgspec.json.encode(outcome))
+            if not connection.execute(prepared).rowcount:
+                raise LookupError(f"no intent has the id {intent_id}")
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
         with self._read(table_id) as connection:
@@ -185,14 +182,13 @@ class SqlFileLedger(Transactions):
             # Removed before added: a path in both is live afterwards, with only the delete files that are added here.
             sql_files.remove_live_files(connection, table_id, outcome.removed_files)
             sql_files.write_live_files(connection, table_id, outcome.added_files, manifest_ids)
-            sql_files.write_deletion_vectors(connection, table_id, outcome.changed_dvs)
-            sql_files.write_uris(connection, table_id, outcome.changed_uris)
+            sql_files.change_live_files(connection, outcome)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
             sql_files.write_live_delete_files(
                 connection, table_id, outcome.added_delete_files, manifest_ids, at_ms=at_ms
             )
             if intent_id is not None:
-                sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.live(at_ms))
+                change_written(connection, {"intent_id": intent_id}, _PENDING, live(at_ms))
                 _end_intents(connection, {"id": intent_id}, IntentStatus.SYNCED)
             write_table(connection, advance_cursor(table, outcome, at_ms=at_ms), **commits)
 
@@ -212,7 +208,7 @@ class SqlFileLedger(Transactions):
             advanced = advance_cursor(table, outcome, at_ms=at_ms)
             begun = replace(advanced, snapshot_id=None, last_synced_at_ms=synced_at_ms or at_ms)
             write_table(connection, begun, **commits)
-            sql_files.take_out_delete_files(connection, table_id)
+            _take_out_delete_files(connection, table_id)
             sql_files.orphan_delete_files(connection, table_id, outcome.removed_delete_files, at_ms=at_ms)
         # A transaction for each batch, as in `_remove_live_files`.
         self._remove_live_files(table_id)
@@ -228,20 +224,21 @@ class SqlFileLedger(Transactions):
                 sql_files.write_live_delete_files(connection, table_id, delete_file_batch, manifest_ids, at_ms=at_ms)
         with self._database.write() as connection:
             table = load_table(connection, table_id)
-            sql_files.orphan_not_read_again(connection, table_id, at_ms=at_ms)
-            sql_files.remove_pending(connection, {"table_id": table_id}, outcome.unwritten_files)
+            # What was not read again is in no manifest.
+            of_table, not_read = {"table_id": table_id}, {"table_id": table_id, "manifest_id": None}
+            gone = orphaned(OrphanReason.DATA_FILES_GONE, at_ms)
+            change_written(connection, not_read, _LIVE, gone, kinds=(DELETE_FILES,))
+            sql_files.remove_pending(connection, of_table, outcome.unwritten_files)
             # The current snapshot's intent landed, perhaps after it was abandoned, so its manifests, their list and the
             # metadata file are in use.
-            landed = {"table_id": table_id, "intent_id": outcome.snapshot_id}
-            current = {"table_id": table_id, "path": outcome.metadata_location}
+            landed, in_use = {**of_table, "intent_id": outcome.snapshot_id}, live(at_ms)
+            current = {**of_table, "path": outcome.metadata_location}
             if outcome.snapshot_id is not None:
-                sql_files.end_pending(connection, landed, sql_files.live(at_ms))
-                sql_files.take_back_metadata(connection, landed, at_ms=at_ms)
-            sql_files.take_back_metadata(connection, current, at_ms=at_ms)
-            sql_files.end_pending(
-                connection, {"table_id": table_id}, sql_files.orphaned(OrphanReason.COMMIT_FAILED, at_ms)
-            )
-            _end_intents(connection, {"table_id": table_id}, IntentStatus.SYNCED)
+                change_written(connection, landed, _PENDING, in_use)
+                change_written(connection, landed, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
+            change_written(connection, current, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
+            change_written(connection, of_table, _PENDING, orphaned(OrphanReason.COMMIT_FAILED, at_ms))
+            _end_intents(connection, of_table, IntentStatus.SYNCED)
             write_table(connection, replace(table, snapshot_id=outcome.snapshot_id))
 
     def record_abandoned(
@@ -254,93 +251,39 @@ class SqlFileLedger(Transactions):
         unwritten: Collection[str] = (),
     ) -> None:
         with self._database.write() as connection:
-            sql_files.remove_pending(connection, {"intent_id": intent_id}, unwritten)
-            sql_files.take_back_pending(connection, intent_id, in_use, at_ms=at_ms)
-            sql_files.end_pending(connection, {"intent_id": intent_id}, sql_files.orphaned(reason, at_ms))
+            of_intent = {"intent_id": intent_id}
+            sql_files.remove_pending(connection, of_intent, unwritten)
+            change_written(connection, of_intent, _PENDING, live(at_ms), paths=in_use)
+            change_written(connection, of_intent, _PENDING, orphaned(reason, at_ms))
             _end_intents(connection, {"id": intent_id}, IntentStatus.ABANDONED)
-
-    def record_orphans(
-        self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
-    ) -> None:
-        with self._write(table_id) as connection:
-            sql_files.insert_orphans(connection, table_id, kind, paths, reason, at_ms=at_ms)
-
-    def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
-        with self._write(table_id) as connection:
-            sql_files.orphan_unreferenced(connection, table_id, paths, reason, at_ms=at_ms)
-
-    def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
-        with self._write(table_id) as connection:
-            sql_files.restart_grace(connection, table_id, paths, at_ms=at_ms)
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
         with self._database.write() as connection:
             # If this ends half-way, the metadata location is still there, and the next first sync does it again.
             change_table(connection, table_id, snapshot_id=None)
-            sql_files.take_out_delete_files(connection, table_id)
+            _take_out_delete_files(connection, table_id)
         self._remove_live_files(table_id)
         with self._database.write() as connection:
-            sql_files.orphan_written(connection, table_id, OrphanReason.TABLE_REPLACED, at_ms=at_ms)
+            # Every file that a snapshot may use; no manifest has live data files any more.
+            of_table, replaced = {"table_id": table_id}, orphaned(OrphanReason.TABLE_REPLACED, at_ms)
+            change_written(connection, of_table, _ORPHANED, replaced, reasons=SHOWN_BY_OLDER)
+            change_written(connection, of_table, _PENDING + _LIVE, replaced)
             change_table(connection, table_id, metadata_location=None, format_version=None)
-
-    def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
-        columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}
-        with self._write(table_id) as connection:
-            sql_files.update_written(connection, table_id, columns, statuses=tuple(FileStatus))
-
-    def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
-        columns = {path: {"status": FileStatus.DELETED, "since_ms": at_ms} for path in paths}
-        with self._write(table_id) as connection:
-            sql_files.update_written(connection, table_id, columns, statuses=(FileStatus.ORPHANED,))
-
-    def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
-        with self._write(table_id) as connection:
-            for rows in sql_files.WRITTEN_ROWS:
-                gone = rows.c.status == FileStatus.DELETED
-                if orphans:
-                    left = (rows.c.status == FileStatus.ORPHANED) & (rows.c.reason != OrphanReason.TABLE_REPLACED)
-                    gone = gone | left
-                connection.execute(delete(rows).where(rows.c.table_id == table_id, gone, rows.c.since_ms < before_ms))
-            ended = delete(INTENTS).where(INTENTS.c.table_id == table_id, INTENTS.c.status != IntentStatus.OPEN)
-            connection.execute(ended.where(INTENTS.c.created_at_ms < before_ms))
-            runs = delete(SYNC_RUNS).where(SYNC_RUNS.c.table_id == table_id)
-            connection.execute(runs.where(SYNC_RUNS.c.started_at_ms < before_ms))
-
-    def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
-        with self._read(table_id) as connection:
-            return sql_files.read_written(connection, table_id, lambda rows: rows.c.status.in_(statuses))
-
-    def list_for_cleanup(self, table_id: int, *, due_ms: int, now_ms: int) -> tuple[list[WrittenFile], int]:
-        with self._read(table_id) as connection:
-            return sql_files.read_for_cleanup(connection, table_id, due_ms=due_ms, now_ms=now_ms)
-
-    def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
-        with self._read(table_id) as connection:
-            return sql_files.has_orphans(connection, table_id, before_ms=before_ms, reasons=reasons)
-
-    def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
-        with self._read(table_id) as connection:
-            return read_crowded(connection, table_id, delete_files_max=delete_files_max, deleted_share=deleted_share)
-
-    def find_mostly_dead(self, table_id: int, *, dead_share: float) -> list[str]:
-        with self._read(table_id) as connection:
-            return read_mostly_dead(connection, table_id, dead_share=dead_share)
-
-
-def _load_intent(connection: Connection, intent_id: int) -> Row[int, int, int]:
-    row = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
-    if row is None:
-        raise LookupError(f"no intent has the id {intent_id}")
-    return row
 
 
 def _write_pending(
     connection: Connection, intent: Intent | Row[int, int, int], paths: Mapping[FileKind, Sequence[str]]
 ) -> None:
+    # A row that an earlier intent left goes to this intent.
+    pending = {"status": FileStatus.PENDING, "reason": None, "since_ms": intent.created_at_ms, "intent_id": intent.id}
     for kind, members in paths.items():
-        sql_files.write_pending(
-            connection, intent.table_id, kind, members, intent_id=intent.id, at_ms=intent.created_at_ms
-        )
+        columns = dict.fromkeys(members, pending)
+        sql_files.write_written(connection, intent.table_id, kind, columns, keep=_LIVE)
+
+
+def _take_out_delete_files(connection: Connection, table_id: int) -> None:
+    """Take the live delete files of a table out of their manifests."""
+    change_written(connection, {"table_id": table_id}, _LIVE, {"manifest_id": None}, kinds=(DELETE_FILES,))
 
 
 def _end_intents(connection: Connection, of: dict[str, int], status: IntentStatus) -> None:

@@ -60,6 +60,10 @@ def _table_id() -> Column[int]:
     return Column("table_id", ForeignKey("tables.id", ondelete="CASCADE"), nullable=False)
 
 
+def _columns(kind: Any, *names: str, nullable: bool = True) -> list[Column[Any]]:
+    return [Column(name, kind, nullable=nullable) for name in names]
+
+
 def _words(words: type[StrEnum]) -> Enum:
     # Stored as readable words, without a CHECK constraint: a new word needs no migration.
     return Enum(words, native_enum=False, length=32, values_callable=lambda members: [word.value for word in members])
@@ -87,25 +91,18 @@ TABLES = Table(
     METADATA,
     _row_id(),
     Column("name", Text, nullable=False, unique=True),
-    Column("source", Text, nullable=False),
-    Column("target", Text, nullable=False),
+    *_columns(Text, "source", "target", nullable=False),
     Column("delta_table_id", Text),
-    Column("synced_version", BigInteger),
-    Column("source_timestamp_ms", BigInteger),
-    Column("snapshot_id", BigInteger),
+    *_columns(BigInteger, "synced_version", "source_timestamp_ms", "snapshot_id"),
     Column("metadata_location", Text),
     Column("format_version", Integer),
-    Column("catalog", Text),
-    Column("table_uuid", Text),
+    *_columns(Text, "catalog", "table_uuid"),
     Column("last_synced_at_ms", BigInteger),
     Column("must_compare", Boolean, nullable=False),
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),
     # A `Pause` as JSON, a `TableError`, a `ProofRecord` and a `Wait`: each is written and cleared as a whole, and never
     # searched.
-    Column("pause", LargeBinary),
-    Column("error", LargeBinary),
-    Column("proof", LargeBinary),
-    Column("wait", LargeBinary),
+    *_columns(LargeBinary, "pause", "error", "proof", "wait"),
     # A list of `CommitIdentity` as JSON, some kilobytes: no part of a `TableRecord`, which is read more often.
     Column("recent_commits", LargeBinary),
     # A recreated row must not get the id of the deleted row.
@@ -125,8 +122,7 @@ LEASE = Table(
     # The number of the daemon's share; null until a process has opened the database for one.
     Column("share", Integer),
     # Where the database was when it was last opened, and what tells its copies from other databases at that place.
-    Column("place", Text),
-    Column("identity", Text),
+    *_columns(Text, "place", "identity"),
 )
 
 INTENTS = Table(
@@ -135,8 +131,7 @@ INTENTS = Table(
     _given_id(),
     _table_id(),
     Column("from_version", BigInteger),
-    Column("to_version", BigInteger, nullable=False),
-    Column("created_at_ms", BigInteger, nullable=False),
+    *_columns(BigInteger, "to_version", "created_at_ms", nullable=False),
     Column("status", _words(IntentStatus), nullable=False),
     # The prepared `Outcome` as JSON; emptied when the intent ends, because only an open one is ever applied.
     Column("payload", LargeBinary),
@@ -161,15 +156,11 @@ DATA_FILES = Table(
     _row_id(),
     _table_id(),
     Column("path", Text, nullable=False),
-    Column("record_count", BigInteger, nullable=False),
-    Column("size_bytes", BigInteger, nullable=False),
-    Column("spec_id", BigInteger, nullable=False),
+    *_columns(BigInteger, "record_count", "size_bytes", "spec_id", nullable=False),
     Column("manifest_id", ForeignKey("metadata_files.id"), nullable=False, index=True),
     Column("dv_storage_type", String(1)),
     Column("dv_path_or_inline_dv", Text),
-    Column("dv_size_in_bytes", BigInteger),
-    Column("dv_cardinality", BigInteger),
-    Column("dv_offset", BigInteger),
+    *_columns(BigInteger, "dv_size_in_bytes", "dv_cardinality", "dv_offset"),
     # The values of `LiveFile.partition` as JSON; files are never searched by it.
     Column("partition", Text, nullable=False, server_default="[]"),
     # Null for nearly all files: see `LiveFile.uri`.
@@ -184,8 +175,7 @@ DELETE_FILES = Table(
     "delete_files",
     METADATA,
     *_written_file_columns(),
-    Column("positions", BigInteger),
-    Column("spec_id", BigInteger),
+    *_columns(BigInteger, "positions", "spec_id"),
     Column("manifest_id", ForeignKey("metadata_files.id"), index=True),
     UniqueConstraint("table_id", "path"),
     # As in METADATA_FILES.
@@ -217,17 +207,12 @@ SYNC_RUNS = Table(
     METADATA,
     _row_id(),
     _table_id(),
-    Column("started_at_ms", BigInteger, nullable=False),
-    Column("duration_ms", BigInteger, nullable=False),
+    *_columns(BigInteger, "started_at_ms", "duration_ms", nullable=False),
     Column("outcome", Text, nullable=False),
-    Column("from_version", BigInteger),
-    Column("to_version", BigInteger),
-    Column("snapshot_id", BigInteger),
-    Column("data_files_added", BigInteger, nullable=False),
-    Column("data_files_removed", BigInteger, nullable=False),
-    Column("delete_files_added", BigInteger, nullable=False),
-    Column("positions_added", BigInteger, nullable=False),
-    Column("message", Text),
-    Column("operation", Text),
+    *_columns(BigInteger, "from_version", "to_version", "snapshot_id"),
+    *_columns(
+        BigInteger, "data_files_added", "data_files_removed", "delete_files_added", "positions_added", nullable=False
+    ),
+    *_columns(Text, "message", "operation"),
     Index(None, "table_id", "started_at_ms"),
 )

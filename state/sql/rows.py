@@ -43,13 +43,13 @@ class Transactions:
     @contextmanager
     def _read(self, table_id: int) -> Iterator[Connection]:
         with self._database.read() as connection:
-            _check_table(connection, table_id)
+            _load_row(connection, _TABLE_IS_THERE, table_id)
             yield connection
 
     @contextmanager
     def _write(self, table_id: int) -> Iterator[Connection]:
         with self._database.write() as connection:
-            _check_table(connection, table_id)
+            _load_row(connection, _TABLE_IS_THERE, table_id)
             yield connection
 
     def _change(self, table_id: int, **columns: Any) -> None:
@@ -92,11 +92,6 @@ def _load_row(connection: Connection, statement: Select[Any], table_id: int) -> 
     if row is None:
         raise LookupError(f"no table has the id {table_id}")
     return row
-
-
-def _check_table(connection: Connection, table_id: int) -> None:
-    if connection.scalar(_TABLE_IS_THERE, {"table_id": table_id}) is None:
-        raise LookupError(f"no table has the id {table_id}")
 
 
 def write_table(connection: Connection, table: TableRecord, **more: bytes) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from msgspec.structs import asdict, replace
-from sqlalchemy import bindparam, delete, func, insert, select
+from sqlalchemy import Float, bindparam, cast, delete, func, insert, select
 
-from state.records import Deletions, Pause, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, Wait
-from state.sql import files as sql_files
-from state.sql.models import DATA_FILES, SYNC_RUNS, TABLES
-from state.sql.reads import read_deletions
+from state.records import FileKind, FileStatus, Pause, ProofRecord, SyncRun, TableError, TableRecord, Wait
+from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
+from state.sql.files import WRITTEN_ROWS, kind_of
+from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, SYNC_RUNS, TABLES
+from state.sql.reads import decode_partition, live_file, select_live_files
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
 _TABLE_BY_NAME = TABLE_RECORDS.where(TABLES.c.name == bindparam("name"))
@@ -57,7 +58,7 @@ class SqlTableStore(Transactions):
     def rename_table(self, table_id: int, name: str) -> None:
         self._change(table_id, name=name)
 
-    def record_failure(self, table_id: int, error: TableError) -> None:
+    def record_failure(self, table_id: int, error: TableError | None) -> None:
         self._change(table_id, error=error)
 
     def record_wait(self, table_id: int, wait: Wait | None) -> None:
@@ -69,9 +70,6 @@ class SqlTableStore(Transactions):
     def record_run(self, run: SyncRun) -> None:
         with self._write(run.table_id) as connection:
             connection.execute(insert(SYNC_RUNS).values(**asdict(run)))
-
-    def record_resumed(self, table_id: int) -> None:
-        self._change(table_id, error=None)
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
         self._change(table_id, pause=pause)
@@ -89,21 +87,75 @@ class SqlTableStore(Transactions):
         sums = select(
             func.count(), func.sum(files.record_count), func.sum(files.dv_cardinality), func.sum(files.size_bytes)
         )
+        by_status = [
+            select(kind_of(rows), rows.c.status, func.count(), func.sum(rows.c.size_bytes), func.min(rows.c.since_ms))
+            .where(rows.c.table_id == table_id)
+            .group_by(rows.c.status, *([rows.c.kind] if rows is METADATA_FILES else []))
+            for rows in WRITTEN_ROWS
+        ]
         with self._read(table_id) as connection:
             data_files, rows, deleted, size_bytes = connection.execute(sums.where(files.table_id == table_id)).one()
-            # A sum over no rows is None, and some databases add integers up to a decimal.
-            deleted_positions = int(deleted or 0)
-            return TableCounts(
-                live_data_files=data_files,
-                live_rows=int(rows or 0) - deleted_positions,
-                deleted_positions=deleted_positions,
-                live_bytes=int(size_bytes or 0),
-                written=sql_files.count_written(connection, table_id),
-            )
+            written = [row for statement in by_status for row in sorted(connection.execute(statement))]
+        # A sum over no rows is None, and some databases add integers up to a decimal.
+        return TableCounts(
+            live_data_files=data_files,
+            live_rows=int(rows or 0) - int(deleted or 0),
+            deleted_positions=int(deleted or 0),
+            live_bytes=int(size_bytes or 0),
+            written=tuple(
+                WrittenCount(FileKind(kind), status, count, None if size is None else int(size), since_ms)
+                for kind, status, count, size, since_ms in written
+            ),
+        )
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
+        # The database sorts and cuts, so memory does not grow with the table.
+        files, serving = DATA_FILES.c, DELETE_FILES.c
+        of_table = files.table_id == table_id
+        vectors = (
+            select(
+                files.dv_storage_type, func.count(), func.sum(files.dv_size_in_bytes), func.sum(files.dv_cardinality)
+            )
+            .where(of_table, files.dv_storage_type.is_not(None))
+            .group_by(files.dv_storage_type)
+            .order_by(files.dv_storage_type)
+        )
+        share = cast(files.dv_cardinality, Float) / files.record_count
+        worst = select_live_files().where(files.dv_cardinality > 0).order_by(share.desc(), files.path).limit(rows_max)
+        rows, deleted = func.sum(files.record_count), func.sum(files.dv_cardinality)
+        partitions = (
+            select(files.spec_id, files.partition, func.count(), rows, deleted)
+            .where(of_table)
+            .group_by(files.spec_id, files.partition)
+            .having(deleted > 0)
+            .order_by((cast(deleted, Float) / rows).desc(), files.spec_id, files.partition)
+            .limit(rows_max)
+        )
+        largest = (
+            select(serving.path, serving.size_bytes, serving.positions, serving.since_ms, serving.id)
+            # One that an abandoned commit left in use has no positions until the memory is rebuilt.
+            .where(serving.table_id == table_id, serving.status == FileStatus.LIVE, serving.positions.is_not(None))
+            .order_by(serving.positions.desc(), serving.path)
+            .limit(rows_max)
+            .subquery()
+        )
+        served = (
+            select(*largest.c["path", "size_bytes", "positions", "since_ms"], func.count(DV_MAPPINGS.c.data_file_id))
+            .join(DV_MAPPINGS, DV_MAPPINGS.c.delete_file_id == largest.c.id, isouter=True)
+            .group_by(*largest.c)
+            .order_by(largest.c.positions.desc(), largest.c.path)
+        )
         with self._read(table_id) as connection:
-            return read_deletions(connection, table_id, rows_max=rows_max)
+            # Some databases add integers up to a decimal.
+            return Deletions(
+                vectors=tuple(VectorCount(kind, *map(int, sums)) for kind, *sums in connection.execute(vectors)),
+                files=tuple(live_file(row) for row in connection.execute(worst, {"table_id": table_id})),
+                partitions=tuple(
+                    PartitionCount(spec_id, decode_partition(partition), *map(int, sums))
+                    for spec_id, partition, *sums in connection.execute(partitions)
+                ),
+                delete_files=tuple(ServingFile(*row) for row in map(tuple, connection.execute(served))),
+            )
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
         newest = (

@@ -20,17 +20,14 @@ from state.records import (
     FileStatus,
     LiveFile,
     OrphanReason,
-    PartitionCount,
     Pause,
     ProofRecord,
-    ServingFile,
     SyncRun,
     TableError,
-    VectorCount,
     Wait,
-    WrittenCount,
     WrittenFile,
 )
+from state.reports import PartitionCount, ServingFile, VectorCount, WrittenCount
 from state.sql import files as sql_files
 from state.sql import rows as sql_rows
 from state.sql.bulk import IN_LIST_MAX
@@ -288,7 +285,7 @@ def test_failure_and_resume(store: StateStore, table_id: int) -> None:
     parked = TableError("Unsupported", "a feature we lack: é", "Ask.", 12, 5, 3, True)
     store.record_failure(table_id, parked)
     assert store.list_tables()[0].error == parked
-    store.record_resumed(table_id)
+    store.record_failure(table_id, None)
     assert store.open_table("orders", "s3://delta/orders", "sales.orders").error is None
 
 
@@ -297,7 +294,7 @@ def test_what_a_table_waits_for(store: StateStore, table_id: int) -> None:
     wait = Wait("the catalog", 2**41)
     store.record_wait(table_id, wait)
     store.record_failure(table_id, TableError("CatalogAway", "older", "Wait.", None, 1, 1, False))
-    store.record_resumed(table_id)
+    store.record_failure(table_id, None)
     assert store.list_tables()[0].wait == wait
     store.record_wait(table_id, None)
     assert store.open_table("orders", "s3://delta/orders", "sales.orders").wait is None
@@ -679,10 +676,10 @@ def test_dead_vectors_are_found_until_their_file_leaves(store: StateStore, table
     files = (live_file("a"), live_file("b"), live_file("c"))
     deletes = (delete_file("p", "a", "b", "c"), delete_file("q", "a"))
     store.record_synced(None, outcome(table_id, 1, added_files=files, added_delete_files=deletes), at_ms=1)
-    assert store.find_former(table_id, ["a", "b", "c"]) == []
+    assert store.find_delete_files(table_id, ["a", "b", "c"], dead=True) == []
     dead = (("p", "a"), ("p", "b"))
     store.record_synced(None, outcome(table_id, 2, dead_vectors=dead, removed_files=("b",)), at_ms=2)
-    (found,) = store.find_former(table_id, ["b", "x"])
+    (found,) = store.find_delete_files(table_id, ["b", "x"], dead=True)
     assert (found.path, found.dead, [each.data_file for each in found.mappings]) == ("p", ("a", "b"), ["c"])
     assert [file.path for file in store.find_delete_files(table_id, ["a"])] == ["q"]
     assert store.find_served(table_id, ["p"]) == {"p": {"c"}}
@@ -690,13 +687,13 @@ def test_dead_vectors_are_found_until_their_file_leaves(store: StateStore, table
     assert store.find_mostly_dead(table_id, dead_share=0.6) == ["p"]
     assert store.find_mostly_dead(table_id, dead_share=0.7) == []
     store.record_synced(None, outcome(table_id, 3, added_files=(live_file("b"),)), at_ms=3)
-    assert [file.path for file in store.find_former(table_id, ["b"])] == ["p"]
+    assert [file.path for file in store.find_delete_files(table_id, ["b"], dead=True)] == ["p"]
     gone = (("p", OrphanReason.DV_REPLACED),)
     store.record_synced(None, outcome(table_id, 4, removed_delete_files=gone), at_ms=4)
-    assert store.find_former(table_id, ["a", "b"]) == []
+    assert store.find_delete_files(table_id, ["a", "b"], dead=True) == []
     rebuilt = replace(delete_file("p", "a"), dead=("b", "z"))
     store.record_rebuilt(outcome(table_id, 5), [live_file("a")], [rebuilt], at_ms=5)
-    assert [file.dead for file in store.find_former(table_id, ["z"])] == [("b", "z")]
+    assert [file.dead for file in store.find_delete_files(table_id, ["z"], dead=True)] == [("b", "z")]
 
 
 def test_find_deletions(store: StateStore, table_id: int) -> None:

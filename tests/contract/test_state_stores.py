@@ -250,7 +250,7 @@ class BothStores(RuleBasedStateMachine):
     @rule()
     def record_resumed(self) -> None:
         for store in self.stores:
-            store.record_resumed(self.table_id)
+            store.record_failure(self.table_id, None)
 
     @precondition(lambda self: self.now > 12)
     @rule()

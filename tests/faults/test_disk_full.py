@@ -59,7 +59,7 @@ def test_a_full_disk_stops_syncing_and_nothing_else(
     path = table.write_file([(number, "x", "v") for number in range(50)])
     table.commit([table.add(path)])
     (tmp_path / "config.yaml").write_text(CONFIG)
-    set_constants(monkeypatch, {"daemon.service.assembly.LEASE_S": 5.0})
+    set_constants(monkeypatch, {"daemon.sync.other_writer.LEASE_S": 5.0})
     with daemon(tmp_path / "config.yaml") as running:
         running.synced_to("t", table.version)
         ballast = fill(small_disk)

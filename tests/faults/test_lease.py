@@ -44,7 +44,7 @@ START_MS = SystemClock().now_ms()
 
 @pytest.fixture(autouse=True)
 def short_lease(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_constants(monkeypatch, {"daemon.service.assembly.LEASE_S": 2.0})
+    set_constants(monkeypatch, {"daemon.sync.other_writer.LEASE_S": 2.0})
 
 
 class Clock(SystemClock):
@@ -283,7 +283,7 @@ def test_a_lock_without_a_lease_is_an_older_dvsync_at_work(tmp_path):
 def test_a_killed_holder_is_replaced_without_waiting_for_its_lease(tmp_path, table, monkeypatch):
     """The lock of the operating system tells; the first start after a crash need not wait either."""
     config = write_config(tmp_path)
-    set_constants(monkeypatch, {"daemon.service.assembly.LEASE_S": 3600.0})
+    set_constants(monkeypatch, {"daemon.sync.other_writer.LEASE_S": 3600.0})
     with daemon(config) as first:
         first.synced_to("t", table.version)
         first.signal(signal.SIGKILL)
@@ -401,7 +401,7 @@ def test_a_commit_that_is_under_way_when_the_lease_goes_is_right_all_the_same(be
 def test_another_state_gives_way_while_the_first_keeps_the_table_in_step(benches, table):
     """It says who does, however long nothing happens; and it has written nothing."""
     clock = Clock()
-    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first, second = benches("a.db", Writer("host-a:/a.db")), benches("b.db", Writer("host-b:/b.db"), clock)
     first.follower.sync()
     for _ in range(5):
         with pytest.raises(TargetHeld, match=r"host-a:/a[.]db keeps"):
@@ -417,8 +417,8 @@ def test_another_state_gives_way_while_the_first_keeps_the_table_in_step(benches
 def test_another_state_takes_over_from_one_that_is_silent_and_that_one_gives_way(benches, table):
     """A Delta version that nobody shows for a whole lease; then the roles have changed."""
     clock, late = Clock(), Clock()
-    first = benches("a.db", Writer("host-a:/a.db", 30.0), late)
-    second = benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first = benches("a.db", Writer("host-a:/a.db"), late)
+    second = benches("b.db", Writer("host-b:/b.db"), clock)
     first.follower.sync()
     with pytest.raises(TargetHeld):
         second.follower.sync()
@@ -440,7 +440,7 @@ def test_another_state_takes_over_from_one_that_is_silent_and_that_one_gives_way
 def test_commits_without_rows_are_no_silence(benches, table):
     """They leave no trace in Iceberg: who waits does not take the other one's table in step for one left lying."""
     clock = Clock()
-    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first, second = benches("a.db", Writer("host-a:/a.db")), benches("b.db", Writer("host-b:/b.db"), clock)
     first.follower.sync()
     for _ in range(2):
         table.commit([], operation="VACUUM END")
@@ -458,7 +458,7 @@ def test_commits_without_rows_are_no_silence(benches, table):
 
 def test_a_person_takes_over_at_once(benches, table):
     """`dvsync sync TABLE --full` asks nobody."""
-    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0))
+    first, second = benches("a.db", Writer("host-a:/a.db")), benches("b.db", Writer("host-b:/b.db"))
     first.follower.sync()
     delete_next(table)
     assert second.follower.sync(full=True).to_version == table.version
@@ -468,7 +468,7 @@ def test_a_person_takes_over_at_once(benches, table):
 
 def test_a_lost_state_database_at_the_same_place_is_no_other_one(benches, table, tmp_path):
     """The name is the place: what is rebuilt there goes on at once."""
-    writer = Writer("host-a:/a.db", 30.0)
+    writer = Writer("host-a:/a.db")
     first = benches("a.db", writer)
     first.follower.sync()
     delete_next(table)
@@ -488,9 +488,9 @@ def other_table(folder: Path) -> HandmadeTable:
 def test_two_delta_tables_with_one_target_do_not_take_turns(benches, table, tmp_path, options):
     """Neither takes the Iceberg table from the other, however long that one is silent; a person decides which it is."""
     clock, other = Clock(), other_table(tmp_path / "other")
-    first = benches("a.db", Writer("host-a:/a.db", 30.0), clock)
+    first = benches("a.db", Writer("host-a:/a.db"), clock)
     second = Bench(
-        tmp_path, other.location, state_name="b.db", clock=clock, writer=Writer("host-b", 30.0), table_options=options
+        tmp_path, other.location, state_name="b.db", clock=clock, writer=Writer("host-b"), table_options=options
     )
     with closing(second):
         first.follower.sync()
@@ -517,8 +517,8 @@ def test_two_delta_tables_with_one_target_do_not_take_turns(benches, table, tmp_
 def test_a_table_that_was_replaced_while_nobody_followed_is_taken_over(benches, table, monkeypatch, cleaned):
     """The one that is gone shows an earlier id of the very table: that is no other source."""
     clock = Clock()
-    first = benches("a.db", Writer("host-a:/a.db", 30.0))
-    second = benches("b.db", Writer("host-b:/b.db", 30.0), clock)
+    first = benches("a.db", Writer("host-a:/a.db"))
+    second = benches("b.db", Writer("host-b:/b.db"), clock)
     first.follower.sync()
     if cleaned:
         monkeypatch.setattr(second.context.log, "find_first_table_id", lambda: None)
@@ -535,7 +535,7 @@ def test_a_table_that_was_replaced_while_nobody_followed_is_taken_over(benches, 
 
 def test_whose_table_it_is_is_asked_once(benches, table, monkeypatch):
     """One request the first time, none while the other one is given way to."""
-    first, second = benches("a.db", Writer("host-a:/a.db", 30.0)), benches("b.db", Writer("host-b:/b.db", 30.0))
+    first, second = benches("a.db", Writer("host-a:/a.db")), benches("b.db", Writer("host-b:/b.db"))
     first.follower.sync()
     asked: list[int] = []
     find = second.context.log.find_first_table_id

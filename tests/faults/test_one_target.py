@@ -121,7 +121,7 @@ def bench(tmp_path):
 
     def make(name: str, table: HandmadeTable, target: str) -> Bench:
         opened.append(
-            Bench(tmp_path, table.location, name=name, target=target, catalog=properties, writer=Writer("host", 30.0))
+            Bench(tmp_path, table.location, name=name, target=target, catalog=properties, writer=Writer("host"))
         )
         return opened[-1]
 

@@ -267,7 +267,7 @@ def test_a_silent_dvsync_is_taken_over_from_by_the_runs_of_cron(
 ) -> None:
     """Its lease is over although none of the processes that wait for it lives as long."""
     first, second = (
-        Bench(tmp_path / "d", table.location, clock=clock, state_name=f"{name}.db", writer=Writer(name, 30.0))
+        Bench(tmp_path / "d", table.location, clock=clock, state_name=f"{name}.db", writer=Writer(name))
         for name in ("a", "b")
     )
     with closing(first), closing(second):

@@ -2,7 +2,7 @@
 
 `FAULTS=SEED` makes one call in five fail of what dvsync stands on; `CLOCK_FILE` names a file with the seconds that the
 wall clock is ahead of the machine's, which may change while the daemon runs. `CONSTANTS` is JSON of values by the name
-of a constant: `{"daemon.service.assembly.LEASE_S": 2.0}`.
+of a constant: `{"daemon.sync.other_writer.LEASE_S": 2.0}`.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pyiceberg.io.pyarrow import PyArrowFile
 from sqlalchemy.exc import OperationalError
 
 from daemon.errors import ObjectStoreAway
+from daemon.iceberg.pyiceberg_ext.file_io import _LocalFile
 from daemon.iceberg.pyiceberg_ext.records import BlockAvroOutput
 from daemon.store.storage import FileIOStorage
 from state import StateStore, StateUnavailable
@@ -55,6 +56,7 @@ TARGETS: dict[str, tuple[list[tuple[Any, str]], Callable[[str], Exception], bool
         [
             (PyArrowFile, "create"),
             (PyArrowFile, "open"),
+            (_LocalFile, "open"),
             (BlockAvroOutput, "write_encoded"),
             (BlockAvroOutput, "__exit__"),
         ],

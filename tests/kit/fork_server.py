@@ -34,6 +34,7 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(daemon.__path__, "daemon."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
+    import_module("pyiceberg.io.pyarrow")
 
 
 def next_order(orders: socket.socket) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pyiceberg.io.pyarrow  # noqa: F401 - otherwise each process imports it for its first commit
 import structlog
 from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import MetastoreCatalog

@@ -35,7 +35,7 @@ tables:
 # Every second table has format version 3.
 TABLE = """- {{source: lake/*{digit}/, target: "lake.{{name}}", name: "{{name}}", format_version: {version}}}
 """
-CONSTANTS = json.dumps({"daemon.service.assembly.LEASE_S": 2.0, "daemon.maintenance.compaction.DELETE_FILES_MAX": 3})
+CONSTANTS = json.dumps({"daemon.sync.other_writer.LEASE_S": 2.0, "daemon.maintenance.compaction.DELETE_FILES_MAX": 3})
 TABLES, BUSY = 12, 6
 SETTLE_S = 600.0
 # A run of this length has a minute for the catalog alone.

@@ -16,7 +16,6 @@ from state.cursor import advance_cursor, join_commits
 from state.records import (
     CommitIdentity,
     DeleteFileRecord,
-    Deletions,
     DeletionVectorDescriptor,
     FileKind,
     FileStatus,
@@ -25,19 +24,15 @@ from state.records import (
     LiveFile,
     OrphanReason,
     Outcome,
-    PartitionCount,
     Pause,
     ProofRecord,
-    ServingFile,
     SyncRun,
-    TableCounts,
     TableError,
     TableRecord,
-    VectorCount,
     Wait,
-    WrittenCount,
     WrittenFile,
 )
+from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
 
 
 @dataclass
@@ -260,21 +255,16 @@ class MemoryStateStore:
             data_files = sorted(self._tables[table_id].data_files.values(), key=lambda file: file.path)
         yield from data_files
 
-    def find_delete_files(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        wanted = set(data_files)
-        with self._lock:
-            found = [
-                delete_file
-                for delete_file in self._tables[table_id].delete_files.values()
-                if any(mapping.data_file in wanted for mapping in delete_file.mappings)
-            ]
-        return sorted(found, key=lambda delete_file: delete_file.path)
-
-    def find_former(self, table_id: int, data_files: Collection[str]) -> list[DeleteFileRecord]:
-        wanted = set(data_files)
+    def find_delete_files(
+        self, table_id: int, data_files: Collection[str], *, dead: bool = False
+    ) -> list[DeleteFileRecord]:
         with self._lock:
             known = self._tables[table_id].delete_files.values()
-        return sorted((file for file in known if not wanted.isdisjoint(file.dead)), key=lambda file: file.path)
+        wanted = set(data_files)
+        return sorted(
+            (file for file in known if not wanted.isdisjoint(file.dead if dead else file.served)),
+            key=lambda file: file.path,
+        )
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         with self._lock:
@@ -475,7 +465,7 @@ class MemoryStateStore:
             }
             table.intents = {key: intent_id for key, intent_id in table.intents.items() if intent_id in self._intents}
 
-    def record_failure(self, table_id: int, error: TableError) -> None:
+    def record_failure(self, table_id: int, error: TableError | None) -> None:
         with self._lock:
             table = self._tables[table_id]
             table.record = replace(table.record, error=error)
@@ -493,11 +483,6 @@ class MemoryStateStore:
     def record_run(self, run: SyncRun) -> None:
         with self._lock:
             self._tables[run.table_id].runs.append(run)
-
-    def record_resumed(self, table_id: int) -> None:
-        with self._lock:
-            table = self._tables[table_id]
-            table.record = replace(table.record, error=None)
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
         with self._lock:

@@ -105,7 +105,7 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "live": list(store.read_live_files(table_id)),
         "found": store.find_live_files(table_id, paths),
         "delete files": store.find_delete_files(table_id, paths),
-        "former": store.find_former(table_id, [*paths, "gone"]),
+        "former": store.find_delete_files(table_id, [*paths, "gone"], dead=True),
         "serving": store.find_served(table_id, paths),
         "intents": store.find_open_intents(table_id),
         "counts": store.count(table_id),
@@ -157,7 +157,7 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
         lambda: store.record_failure(table_id, TableError("k", "m", "h", None, 1, 1, True)),
         lambda: store.record_wait(table_id, Wait("the catalog", 1)),
         lambda: store.record_run(SyncRun(table_id, 1, 1, "advanced")),
-        lambda: store.record_resumed(table_id),
+        lambda: store.record_failure(table_id, None),
         lambda: store.record_table_replaced(table_id, at_ms=5),
     ]
 

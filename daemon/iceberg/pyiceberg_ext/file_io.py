@@ -1,14 +1,19 @@
-"""PyIceberg's FileIO with fewer requests to S3: one for each file that is read or written, and none before it."""
+"""PyIceberg's FileIO with fewer requests to S3: one for each file that is read or written, and none before it.
+
+PyIceberg's module about PyArrow is imported when it is needed: it imports pyarrow.dataset, and that imports pandas, if
+it is installed. An idle daemon needs neither, which together take 50 MB.
+"""
 
 from __future__ import annotations
 
 import io
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
-from pyiceberg.io import InputFile, InputStream, OutputFile, OutputStream
-from pyiceberg.io.pyarrow import PyArrowFileIO
+from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
+from daemon.store.durable import is_local, local_path
 from daemon.store.object_store import S3Object, as_os_errors, delete_together, find_s3_object
 from daemon.store.recent import Recent
 
@@ -25,25 +30,32 @@ WRITTEN_FILE_BYTES_MAX = 1 << 20
 written_manifests: Recent[bytes] = Recent(WRITTEN_BYTES_MAX, len)
 
 
-class S3FileIO(PyArrowFileIO):
-    """Reads and writes files on S3 by obstore. PyArrowFileIO, which is used for the others, asks for a file before it
-    reads or writes it, and uploads a small one with three requests.
+class S3FileIO(FileIO):
+    """Reads and writes files on S3 by obstore, and reads local files. PyArrowFileIO, which is used for the others, asks
+    for a file before it reads or writes it, and uploads a small one with three requests.
     """
 
-    # The wider types are those of FileIO.
-    def new_input(self, location: str) -> InputFile:  # type: ignore[override]
-        remote = find_s3_object(self.properties, location)
-        return _S3File(location, remote) if remote else super().new_input(location)
+    @cached_property
+    def _arrow(self) -> FileIO:
+        from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - see the module
 
-    def new_output(self, location: str) -> OutputFile:  # type: ignore[override]
+        return PyArrowFileIO(self.properties)
+
+    def new_input(self, location: str) -> InputFile:
+        if is_local(location):
+            return _LocalFile(location)
         remote = find_s3_object(self.properties, location)
-        return _S3File(location, remote) if remote else super().new_output(location)
+        return _S3File(location, remote) if remote else self._arrow.new_input(location)
+
+    def new_output(self, location: str) -> OutputFile:
+        remote = find_s3_object(self.properties, location)
+        return _S3File(location, remote) if remote else self._arrow.new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         path = location if isinstance(location, str) else location.location
         remote = find_s3_object(self.properties, path)
         if remote is None or not remote.delete():
-            super().delete(path)
+            self._arrow.delete(path)
 
     def delete_together(self, locations: Sequence[str]) -> bool:
         """Remove files, which may be missing, with one request. False if they must be removed one by one."""
@@ -53,6 +65,17 @@ class S3FileIO(PyArrowFileIO):
 
 
 IMPLEMENTATION = f"{S3FileIO.__module__}.{S3FileIO.__name__}"
+
+
+class _LocalFile(InputFile):
+    def __len__(self) -> int:
+        return local_path(self.location).stat().st_size
+
+    def exists(self) -> bool:
+        return local_path(self.location).exists()
+
+    def open(self, seekable: bool = True) -> InputStream:
+        return local_path(self.location).open("rb")
 
 
 class _S3File(InputFile, OutputFile):

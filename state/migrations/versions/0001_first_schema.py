@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sqlalchemy as sa
 from alembic import op
 
@@ -19,130 +21,103 @@ def upgrade() -> None:
         sa.Column("has_lock", sa.Boolean(), nullable=False),
         sa.Column("address", sa.Text()),
         sa.Column("share", sa.Integer()),
-        sa.Column("place", sa.Text()),
-        sa.Column("identity", sa.Text()),
-        sa.PrimaryKeyConstraint("id", name="pk_lease"),
+        *_columns(sa.Text(), "place", "identity"),
     )
     op.bulk_insert(lease, [{"id": 1, "token": 0, "renewals": 0, "has_lock": False}])
 
     op.create_table(
         "tables",
         _id(autoincrement=True),
-        sa.Column("name", sa.Text(), nullable=False),
-        sa.Column("source", sa.Text(), nullable=False),
-        sa.Column("target", sa.Text(), nullable=False),
+        *_columns(sa.Text(), "name", "source", "target", nullable=False),
         sa.Column("delta_table_id", sa.Text()),
-        sa.Column("synced_version", sa.BigInteger()),
-        sa.Column("source_timestamp_ms", sa.BigInteger()),
-        sa.Column("snapshot_id", sa.BigInteger()),
+        *_columns(sa.BigInteger(), "synced_version", "source_timestamp_ms", "snapshot_id"),
         sa.Column("metadata_location", sa.Text()),
         sa.Column("format_version", sa.Integer()),
-        sa.Column("catalog", sa.Text()),
-        sa.Column("table_uuid", sa.Text()),
+        *_columns(sa.Text(), "catalog", "table_uuid"),
         sa.Column("last_synced_at_ms", sa.BigInteger()),
         sa.Column("must_compare", sa.Boolean(), nullable=False),
         sa.Column("resync_wanted", sa.Boolean(), nullable=False, server_default="0"),
-        sa.Column("pause", sa.LargeBinary()),
-        sa.Column("error", sa.LargeBinary()),
-        sa.Column("proof", sa.LargeBinary()),
-        sa.Column("wait", sa.LargeBinary()),
-        sa.Column("recent_commits", sa.LargeBinary()),
-        sa.PrimaryKeyConstraint("id", name="pk_tables"),
-        sa.UniqueConstraint("name", name="uq_tables_name"),
+        *_columns(sa.LargeBinary(), "pause", "error", "proof", "wait", "recent_commits"),
+        sa.UniqueConstraint("name"),
         sqlite_autoincrement=True,
     )
 
     op.create_table(
         "intents",
         _id(),
-        _points_at("tables", "table_id", of="intents", ondelete="CASCADE"),
+        _points_at("tables", "table_id", ondelete="CASCADE", nullable=False),
         sa.Column("from_version", sa.BigInteger()),
-        sa.Column("to_version", sa.BigInteger(), nullable=False),
-        sa.Column("created_at_ms", sa.BigInteger(), nullable=False),
+        *_columns(sa.BigInteger(), "to_version", "created_at_ms", nullable=False),
         sa.Column("status", sa.String(32), nullable=False),
         sa.Column("payload", sa.LargeBinary()),
-        sa.PrimaryKeyConstraint("id", name="pk_intents"),
+        sa.Index(None, "table_id", "status"),
     )
-    _index("intents", "table_id", "status")
 
     op.create_table(
-        "metadata_files", *_written_file("metadata_files"), sa.Column("kind", sa.String(32), nullable=False)
+        "metadata_files",
+        *_written_file(),
+        sa.Column("kind", sa.String(32), nullable=False),
+        sa.Index(None, "table_id", "status", "kind", "since_ms", "size_bytes"),
     )
-    _index("metadata_files", "intent_id")
-    _index("metadata_files", "table_id", "status", "kind", "since_ms", "size_bytes")
 
     op.create_table(
         "data_files",
         _id(autoincrement=True),
-        _points_at("tables", "table_id", of="data_files", ondelete="CASCADE"),
+        _points_at("tables", "table_id", ondelete="CASCADE", nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
-        sa.Column("record_count", sa.BigInteger(), nullable=False),
-        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("spec_id", sa.BigInteger(), nullable=False),
-        _points_at("metadata_files", "manifest_id", of="data_files"),
+        *_columns(sa.BigInteger(), "record_count", "size_bytes", "spec_id", nullable=False),
+        _points_at("metadata_files", "manifest_id", nullable=False, index=True),
         sa.Column("dv_storage_type", sa.String(1)),
         sa.Column("dv_path_or_inline_dv", sa.Text()),
-        sa.Column("dv_size_in_bytes", sa.BigInteger()),
-        sa.Column("dv_cardinality", sa.BigInteger()),
-        sa.Column("dv_offset", sa.BigInteger()),
+        *_columns(sa.BigInteger(), "dv_size_in_bytes", "dv_cardinality", "dv_offset"),
         sa.Column("partition", sa.Text(), nullable=False, server_default="[]"),
         sa.Column("uri", sa.Text()),
-        sa.PrimaryKeyConstraint("id", name="pk_data_files"),
-        sa.UniqueConstraint("table_id", "path", name="uq_data_files_table_id_path"),
+        sa.UniqueConstraint("table_id", "path"),
+        sa.Index(None, "table_id", "record_count", "dv_cardinality", "size_bytes"),
     )
-    _index("data_files", "manifest_id")
-    _index("data_files", "table_id", "record_count", "dv_cardinality", "size_bytes")
 
     op.create_table(
         "delete_files",
-        *_written_file("delete_files"),
-        sa.Column("positions", sa.BigInteger()),
-        sa.Column("spec_id", sa.BigInteger()),
-        _points_at("metadata_files", "manifest_id", of="delete_files", nullable=True),
+        *_written_file(),
+        *_columns(sa.BigInteger(), "positions", "spec_id"),
+        _points_at("metadata_files", "manifest_id", index=True),
+        sa.Index(None, "table_id", "status", "since_ms", "size_bytes"),
     )
-    _index("delete_files", "intent_id")
-    _index("delete_files", "manifest_id")
-    _index("delete_files", "table_id", "status", "since_ms", "size_bytes")
 
     op.create_table(
         "dv_mappings",
-        _points_at("delete_files", "delete_file_id", of="dv_mappings", ondelete="CASCADE"),
-        _points_at("data_files", "data_file_id", of="dv_mappings", ondelete="CASCADE"),
+        _points_at("delete_files", "delete_file_id", ondelete="CASCADE", primary_key=True),
+        _points_at("data_files", "data_file_id", ondelete="CASCADE", primary_key=True, index=True),
         sa.Column("dv_unique_id", sa.Text(), nullable=False),
         sa.Column("positions", sa.BigInteger(), nullable=False),
-        sa.PrimaryKeyConstraint("delete_file_id", "data_file_id", name="pk_dv_mappings"),
         sqlite_with_rowid=False,
     )
-    _index("dv_mappings", "data_file_id")
 
     op.create_table(
         "dead_vectors",
-        _points_at("delete_files", "delete_file_id", of="dead_vectors", ondelete="CASCADE"),
-        sa.Column("data_file", sa.Text(), nullable=False),
-        sa.PrimaryKeyConstraint("delete_file_id", "data_file", name="pk_dead_vectors"),
+        _points_at("delete_files", "delete_file_id", ondelete="CASCADE", primary_key=True),
+        sa.Column("data_file", sa.Text(), primary_key=True, index=True),
         sqlite_with_rowid=False,
     )
-    _index("dead_vectors", "data_file")
 
     op.create_table(
         "sync_runs",
         _id(autoincrement=True),
-        _points_at("tables", "table_id", of="sync_runs", ondelete="CASCADE"),
-        sa.Column("started_at_ms", sa.BigInteger(), nullable=False),
-        sa.Column("duration_ms", sa.BigInteger(), nullable=False),
+        _points_at("tables", "table_id", ondelete="CASCADE", nullable=False),
+        *_columns(sa.BigInteger(), "started_at_ms", "duration_ms", nullable=False),
         sa.Column("outcome", sa.Text(), nullable=False),
-        sa.Column("from_version", sa.BigInteger()),
-        sa.Column("to_version", sa.BigInteger()),
-        sa.Column("snapshot_id", sa.BigInteger()),
-        sa.Column("data_files_added", sa.BigInteger(), nullable=False),
-        sa.Column("data_files_removed", sa.BigInteger(), nullable=False),
-        sa.Column("delete_files_added", sa.BigInteger(), nullable=False),
-        sa.Column("positions_added", sa.BigInteger(), nullable=False),
-        sa.Column("message", sa.Text()),
-        sa.Column("operation", sa.Text()),
-        sa.PrimaryKeyConstraint("id", name="pk_sync_runs"),
+        *_columns(sa.BigInteger(), "from_version", "to_version", "snapshot_id"),
+        *_columns(
+            sa.BigInteger(),
+            "data_files_added",
+            "data_files_removed",
+            "delete_files_added",
+            "positions_added",
+            nullable=False,
+        ),
+        *_columns(sa.Text(), "message", "operation"),
+        sa.Index(None, "table_id", "started_at_ms"),
     )
-    _index("sync_runs", "table_id", "started_at_ms")
 
 
 def _row_number() -> sa.types.TypeEngine[int]:
@@ -150,30 +125,26 @@ def _row_number() -> sa.types.TypeEngine[int]:
 
 
 def _id(*, autoincrement: bool = False) -> sa.Column[int]:
-    return sa.Column("id", _row_number(), autoincrement=autoincrement, nullable=False)
+    return sa.Column("id", _row_number(), primary_key=True, autoincrement=autoincrement)
 
 
-def _points_at(
-    table: str, column: str, *, of: str, ondelete: str | None = None, nullable: bool = False
-) -> sa.Column[int]:
-    foreign_key = sa.ForeignKey(f"{table}.id", name=f"fk_{of}_{column}", ondelete=ondelete)
-    return sa.Column(column, _row_number(), foreign_key, nullable=nullable)
+def _points_at(table: str, column: str, *, ondelete: str | None = None, **options: Any) -> sa.Column[int]:
+    return sa.Column(column, _row_number(), sa.ForeignKey(f"{table}.id", ondelete=ondelete), **options)
 
 
-def _index(table: str, *columns: str) -> None:
-    op.create_index("_".join(("ix", table, *columns)), table, columns)
+def _columns(kind: sa.types.TypeEngine[Any], *names: str, nullable: bool = True) -> list[sa.Column[Any]]:
+    return [sa.Column(name, kind, nullable=nullable) for name in names]
 
 
-def _written_file(table: str) -> list[sa.schema.SchemaItem]:
+def _written_file() -> list[sa.schema.SchemaItem]:
     return [
         _id(autoincrement=True),
-        _points_at("tables", "table_id", of=table, ondelete="CASCADE"),
+        _points_at("tables", "table_id", ondelete="CASCADE", nullable=False),
         sa.Column("path", sa.Text(), nullable=False),
         sa.Column("status", sa.String(32), nullable=False),
         sa.Column("reason", sa.String(32)),
         sa.Column("since_ms", sa.BigInteger(), nullable=False, server_default="0"),
         sa.Column("size_bytes", sa.BigInteger()),
-        _points_at("intents", "intent_id", of=table, ondelete="SET NULL", nullable=True),
-        sa.PrimaryKeyConstraint("id", name=f"pk_{table}"),
-        sa.UniqueConstraint("table_id", "path", name=f"uq_{table}_table_id_path"),
+        _points_at("intents", "intent_id", ondelete="SET NULL", index=True),
+        sa.UniqueConstraint("table_id", "path"),
     ]

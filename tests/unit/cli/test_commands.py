@@ -128,7 +128,7 @@ def followed(tmp_path: Path) -> Iterator[Bench]:
     """A handmade Delta table with five deletions, followed into the places that `config.yaml` names."""
     table = HandmadeTable(tmp_path / "data" / "t")
     table.create()
-    bench = Bench(tmp_path, table.location, writer=Writer(f"{socket.gethostname()}:{tmp_path}/state.db", 30.0))
+    bench = Bench(tmp_path, table.location, writer=Writer(f"{socket.gethostname()}:{tmp_path}/state.db"))
     bench.first_sync_empty(table)
     path = table.write_file([(number, "x", "v") for number in range(9)])
     table.commit([table.add(path)])
@@ -1008,13 +1008,13 @@ def test_what_config_check_leaves_alone(followed: Bench, tmp_path: Path):
 
 
 def test_what_a_sync_leaves_alone(followed: Bench, tmp_path: Path):
-    """Nothing of Spark, of the daemon, and of catalogs that are not the configuration's. PyIceberg's takes the ORM,
-    PyArrow takes NumPy and, for its datasets, pandas.
+    """Nothing of Spark, of the daemon, of pandas, which PyArrow's datasets take, and of catalogs that are not the
+    configuration's. PyIceberg's takes the ORM, PyArrow takes NumPy.
     """
     (tmp_path / "config.yaml").write_text(FOLLOWED, encoding="utf-8")
     modules = imported_by(tmp_path, "sync")
     assert "pyiceberg.catalog.sql" in modules
-    assert modules & HEAVY == {"numpy", "pandas", "pyarrow", "pyiceberg", "sqlalchemy.orm"}
+    assert modules & HEAVY == {"numpy", "pyarrow", "pyiceberg", "sqlalchemy.orm"}
     assert "pyiceberg.catalog.rest" not in modules
 
 

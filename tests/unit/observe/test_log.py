@@ -117,7 +117,7 @@ def test_libraries_are_heard_from_warning_on(stream):
 
 
 def play_remarks(folder):
-    """What libraries warn of in the daily round: a poll on top of another, files as Spark and pandas write them."""
+    """What libraries warn of in the daily round: a job on top of itself, files as Spark and pandas write them."""
     skipped, done = Event(), Event()
     scheduler = BackgroundScheduler(timezone=UTC)
     scheduler.add_listener(lambda _event: skipped.set(), EVENT_JOB_MAX_INSTANCES)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from concurrent.futures import Future
+from functools import partial
 from threading import Event, Lock, Thread, active_count, get_ident
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -21,30 +24,37 @@ WAIT_MAX_S = 20.0
 
 
 @pytest.fixture
-def threads() -> Iterator[PollThreads]:
-    threads = PollThreads(THREADS_MAX, SystemClock())
-    yield threads
-    threads.shutdown()
+def threads() -> PollThreads:
+    return PollThreads(THREADS_MAX, SystemClock())
+
+
+def submit(threads: PollThreads, *works: Callable[[], Any]) -> list[Future[Any]]:
+    """The results to come of tasks that are due together."""
+    futures = [Future[Any]() for _ in works]
+
+    def run(future: Future[Any], work: Callable[[], Any]) -> None:
+        future.set_result(work())
+
+    threads.submit(map(partial, [run] * len(works), futures, works))
+    return futures
 
 
 def beat(threads: PollThreads, is_done: Callable[[], bool]) -> None:
-    """Call `go_on` again and again, as the daemon does."""
+    """Submit nothing, again and again, as the daemon does."""
 
     def go_on() -> bool:
-        threads.go_on()
+        threads.submit([])
         return is_done()
 
     wait_until(go_on, "the tasks", WAIT_MAX_S)
 
 
 def test_quick_tasks_share_a_thread(threads: PollThreads) -> None:
-    """In the order in which they were submitted, and none before `go_on`. So does the next round."""
+    """In the order in which they were submitted. So does the next round."""
     seen: list[tuple[int, int]] = []
     for first in (0, 10, 20):
         numbers = range(first, first + 10)
-        futures = [threads.submit(lambda number=number: seen.append((number, get_ident()))) for number in numbers]
-        assert len(seen) == first
-        threads.go_on()
+        futures = submit(threads, *(lambda number=number: seen.append((number, get_ident())) for number in numbers))
         for future in futures:
             future.result(WAIT_MAX_S)
         wait_until(lambda: bool(threads._asleep), "the thread's sleep", WAIT_MAX_S)
@@ -52,26 +62,17 @@ def test_quick_tasks_share_a_thread(threads: PollThreads) -> None:
     assert len({thread for _, thread in seen}) == 1
 
 
-def test_an_error_is_that_of_its_task(threads: PollThreads) -> None:
-    """The thread goes on."""
-    failing, well = threads.submit(lambda: 1 // 0), threads.submit(lambda: 7)
-    threads.go_on()
-    assert well.result(WAIT_MAX_S) == 7
-    with pytest.raises(ZeroDivisionError):
-        failing.result(WAIT_MAX_S)
-
-
 def test_tasks_that_hang_delay_no_others(threads: PollThreads) -> None:
     """Up to as many as there are threads. Beyond that, the others wait for the first thread that comes back."""
     hanging = [Event() for _ in range(THREADS_MAX)]
-    stuck = [threads.submit(event.wait, WAIT_MAX_S) for event in hanging[:-1]]
-    well = threads.submit(lambda: 7)
+    stuck = submit(threads, *(partial(event.wait, WAIT_MAX_S) for event in hanging[:-1]))
+    (well,) = submit(threads, lambda: 7)
     beat(threads, well.done)
     assert not any(future.done() for future in stuck)
-    stuck.append(threads.submit(hanging[-1].wait, WAIT_MAX_S))
-    last = threads.submit(lambda: 8)
+    stuck += submit(threads, partial(hanging[-1].wait, WAIT_MAX_S))
+    (last,) = submit(threads, lambda: 8)
     for _ in range(10):
-        threads.go_on()
+        threads.submit([])
         with pytest.raises(TimeoutError):
             last.result(poll_threads.WAIT_MAX_S / 5)
     hanging[1].set()
@@ -83,9 +84,8 @@ def test_tasks_that_hang_delay_no_others(threads: PollThreads) -> None:
 
 def test_slow_tasks_run_beside_each_other(threads: PollThreads) -> None:
     """The threads see it by themselves: those of a file system over the network answer slowly, and never hang."""
-    futures = [threads.submit(time.sleep, poll_threads.WAIT_MAX_S / 3) for _ in range(20)]
     begun_s = time.monotonic()
-    threads.go_on()
+    futures = submit(threads, *[partial(time.sleep, poll_threads.WAIT_MAX_S / 3)] * 20)
     for future in futures:
         future.result(WAIT_MAX_S)
     one_after_the_other_s = 20 * poll_threads.WAIT_MAX_S / 3
@@ -94,7 +94,7 @@ def test_slow_tasks_run_beside_each_other(threads: PollThreads) -> None:
 
 
 def test_a_task_that_says_so_lets_others_go_on_at_once(threads: PollThreads) -> None:
-    """Without another `go_on`. Said twice, it takes the turn from nobody."""
+    """Said twice, it takes the turn from nobody."""
     is_over = Event()
 
     def work() -> bool:
@@ -102,8 +102,7 @@ def test_a_task_that_says_so_lets_others_go_on_at_once(threads: PollThreads) -> 
         threads.hand_over()
         return is_over.wait(WAIT_MAX_S)
 
-    slow, quick = threads.submit(work), [threads.submit(get_ident) for _ in range(3)]
-    threads.go_on()
+    slow, *quick = submit(threads, work, *[get_ident] * 3)
     assert len({future.result(WAIT_MAX_S) for future in quick}) == 1
     assert not slow.done()
     is_over.set()
@@ -116,7 +115,7 @@ def test_threads_that_are_not_needed_end(monkeypatch: pytest.MonkeyPatch) -> Non
     before, threads, is_over = active_count(), PollThreads(THREADS_MAX, SystemClock()), Event()
     for _ in range(3):
         is_over.clear()
-        futures = [threads.submit(is_over.wait, WAIT_MAX_S) for _ in range(THREADS_MAX)]
+        futures = submit(threads, *[partial(is_over.wait, WAIT_MAX_S)] * THREADS_MAX)
         beat(threads, lambda: active_count() == before + THREADS_MAX)
         is_over.set()
         assert all(future.result(WAIT_MAX_S) for future in futures)
@@ -129,28 +128,11 @@ def test_a_system_that_has_no_thread_to_spare(threads: PollThreads, monkeypatch:
     def fail(_: Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    future = threads.submit(lambda: 7)
     with monkeypatch.context() as patch:
         patch.setattr(Thread, "start", fail)
-        threads.go_on()
-    threads.go_on()
+        (future,) = submit(threads, lambda: 7)
+    threads.submit([])
     assert future.result(WAIT_MAX_S) == 7
-
-
-def test_nothing_begins_after_the_shutdown(threads: PollThreads) -> None:
-    """What is running ends by itself."""
-    is_over = Event()
-    running, waiting = threads.submit(is_over.wait, WAIT_MAX_S), threads.submit(lambda: 7)
-    threads.go_on()
-    wait_until(lambda: len(threads._queue) == 1, "the first task", WAIT_MAX_S)
-    threads.shutdown()
-    late = threads.submit(lambda: 8)
-    threads.go_on()
-    is_over.set()
-    assert running.result(WAIT_MAX_S)
-    time.sleep(0.05)
-    assert not waiting.done()
-    assert not late.done()
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -174,10 +156,8 @@ def test_each_task_runs_once(tasks: list[tuple[float, bool]], idle_max_s: float)
 
         futures = []
         for number, (seconds, hands_over) in enumerate(tasks):
-            futures.append(threads.submit(work, number, seconds, hands_over))
-            threads.go_on()
+            futures += submit(threads, partial(work, number, seconds, hands_over))
             time.sleep(seconds / 5)
         beat(threads, lambda: all(future.done() for future in futures))
-        threads.shutdown()
         assert sorted(runs) == list(range(len(tasks)))
         assert len(threads._awake) + len(threads._asleep) <= THREADS_MAX

@@ -57,9 +57,10 @@ PAUSE = Pause(1_000, "ada on lake-1")
 class FakeClock:
     def __init__(self) -> None:
         self.time_s = 1_000.0
+        self.ahead_s = 0.0
 
     def now_ms(self) -> int:
-        return 1_700_000_000_000 + int(self.time_s * 1000)
+        return 1_700_000_000_000 + int((self.time_s + self.ahead_s) * 1000)
 
     def monotonic_s(self) -> float:
         return self.time_s
@@ -364,7 +365,7 @@ def test_what_a_person_must_mend_parks_the_table(bench, kind):
     assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
 
     bench.follower.fails = None
-    bench.store.record_resumed(1)
+    bench.store.record_failure(1, None)
     assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll()
@@ -461,7 +462,7 @@ def test_a_person_may_have_a_failing_table_tried_at_once(bench):
     failing = f"retrying since {bench.status.error.since}: ObjectStoreAway: no answer: timed out"
     assert [unready.reason for unready in bench.board.find_unready()] == [failing]
     assert not bench.cycle.is_overruled_by(bench.store.list_tables()[0])
-    bench.store.record_resumed(1)
+    bench.store.record_failure(1, None)
     assert bench.cycle.is_overruled_by(bench.store.list_tables()[0])
     with capture_logs() as logs:
         bench.cycle.take_up(bench.store.list_tables()[0])
@@ -723,7 +724,7 @@ def test_a_resume_ends_the_wait_for_the_next_try():
     with running:
         until(lambda: running.states()["a"] is SyncState.RETRYING)
         follower.fails = None
-        running.store.record_resumed(running.store.list_tables()[0].id)
+        running.store.record_failure(running.store.list_tables()[0].id, None)
         until(lambda: running.states()["a"] is SyncState.SYNCED)
 
 
@@ -779,7 +780,7 @@ def test_polls_that_hang_hold_up_nobody_else():
 
 
 def test_a_table_that_is_set_up_anew_while_its_poll_waits_is_polled_at_once(monkeypatch):
-    """APScheduler refuses the first poll of the new job, because that of the former one has not ended."""
+    """And only once: the former poll, whose turn comes first, does nothing."""
     monkeypatch.setattr(poll_threads, "WAIT_MAX_S", 3600.0)
     running, over = Running("stuck", "well"), Event()
     stuck, well = running.followers.values()
@@ -790,11 +791,11 @@ def test_a_table_that_is_set_up_anew_while_its_poll_waits_is_polled_at_once(monk
         until(lambda: len(running.scheduler._threads._queue) == 1)
         running.scheduler.remove("well")
         running.add(settings_of("well", "1h"))
-        well.newest = 5
-        # The new job's first poll.
-        until(lambda: running.scheduler._timer.get_job("well").trigger.due_s > running.clock.monotonic_s() + 600)
+        well.newest, polls = 5, well.polls
+        until(lambda: len(running.scheduler._threads._queue) == 2)
         over.set()
         until(lambda: well.synced == 5)
+        assert well.polls == polls + 5, "one for each version"
 
 
 def test_no_more_than_so_many_tables_sync_at_once_and_each_gets_its_turn():
@@ -829,7 +830,7 @@ def test_a_resume_that_is_seen_during_a_good_try():
     follower.fails = away()
 
     def resume() -> None:
-        running.store.record_resumed(1)
+        running.store.record_failure(1, None)
         running.fleet.read_wishes()
 
     with running:
@@ -849,7 +850,7 @@ def test_resume_in_another_terminal_sets_a_parked_table_free():
     with running:
         until(lambda: running.states()["a"] is SyncState.PARKED)
         running.followers["a"].fails = None
-        running.store.record_resumed(1)
+        running.store.record_failure(1, None)
         until(lambda: running.states()["a"] is SyncState.SYNCED)
 
 
@@ -992,8 +993,9 @@ def test_a_table_leaves_without_waiting_for_its_verification() -> None:
             assert stop.wait(WAIT_S)
             ended.set()
 
-        job = SimpleNamespace(name="b", cycle=running.fleet._cycles["b"], run=verify)
-        threading.Thread(target=scheduler._run_beside, args=(job, "b/verification")).start()
+        job = SimpleNamespace(name="b", run=verify)
+        args = job, "verification", scheduler._leaving["b"]
+        threading.Thread(target=scheduler._run_beside, args=args).start()
         assert entered.wait(WAIT_S)
         until(lambda: not scheduler.is_busy("b"))
         assert not ended.is_set()
@@ -1087,9 +1089,49 @@ def test_the_first_round_comes_after_the_syncs_of_a_start_and_before_a_nightly_r
     for _ in range(20):
         scheduler, start = Scheduler(bench.clock, tables_at_once=1), datetime.now(UTC)
         scheduler.add(bench.cycle, job_of(bench)[0], VerifyJob(bench.cycle, context=None))
-        poll, *beside = sorted(job.next_run_time - start for job in scheduler._timer.get_jobs())
-        assert poll < timedelta(seconds=1)
+        beside = [job.next_run_time - start for job in scheduler._timer.get_jobs()]
         assert [timedelta(seconds=60) <= delay <= timedelta(seconds=601) for delay in beside] == [True, True]
+
+
+def test_a_jump_of_the_clock_leaves_the_rounds_their_time(bench):
+    """Forward and back. What has run since the jump waits no longer than its interval."""
+    weekly = MaintenanceSettings(interval="7d")
+    bench.cycle.table = bench.cycle.table.model_copy(update={"maintenance": weekly})
+    scheduler = bench.scheduler
+    scheduler.add(bench.cycle, job_of(bench)[0], VerifyJob(bench.cycle, context=None))
+
+    def times() -> dict[str, datetime]:
+        return {job.id: job.next_run_time for job in scheduler._timer.get_jobs()}
+
+    before, monthly_s = times(), 30 * 86_400
+    for jump_s in (10.0, -3_600.0, 3_590.0):
+        bench.clock.ahead_s += jump_s
+        with capture_logs() as logs:
+            scheduler._check_clock()
+        assert [(line["event"], line["seconds"]) for line in logs] == [("clock.jumped", jump_s)]
+        moved = timedelta(seconds=bench.clock.ahead_s)
+        for name, time_left in times().items():
+            assert time_left - before[name] == pytest.approx(moved, abs=timedelta(milliseconds=1))
+    bench.clock.ahead_s += monthly_s
+    scheduler._check_clock()
+    assert times()["orders/maintenance"] <= datetime.now(UTC) + timedelta(days=7)
+
+
+def test_work_that_fails_is_logged_and_runs_again():
+    """At its next interval; the polls go on."""
+    running, runs = Running("a"), []
+
+    def work() -> None:
+        runs.append(time.monotonic())
+        if len(runs) == 1:
+            raise ZeroDivisionError("a bug")
+
+    running.scheduler.every("/failing", 0.05, work)
+    with capture_logs() as logs, running:
+        until(lambda: len(runs) >= 3)
+        until(lambda: running.states()["a"] is SyncState.SYNCED)
+    (line,) = (line for line in logs if line["event"] == "job.failed")
+    assert (line["job"], type(line["exc_info"])) == ("/failing", ZeroDivisionError)
 
 
 def test_maintenance_runs_beside_the_polls_and_ends_with_them():

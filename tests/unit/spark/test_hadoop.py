@@ -8,7 +8,7 @@ import pyspark
 import pytest
 
 from daemon.config.settings import Settings, TableSettings
-from daemon.spark.hadoop import DEFAULT_CHAIN, PROVIDERS, with_stores
+from daemon.spark.hadoop import DEFAULT_CHAIN, S3A, with_stores
 from daemon.spark.jars import hadoop_version, joined, s3_jars
 from daemon.spark.session import launch_conf, session_conf
 
@@ -81,7 +81,7 @@ def test_an_endpoint_of_its_own():
     assert s3a(conf, "connection.ssl.enabled") == "false"
     assert s3a(conf, "access.key") == "AKIDMADEUP"
     assert s3a(conf, "secret.key") == "made-up-secret"
-    assert s3a(conf, "aws.credentials.provider") == f"{PROVIDERS}SimpleAWSCredentialsProvider"
+    assert s3a(conf, "aws.credentials.provider") == f"{S3A}SimpleAWSCredentialsProvider"
     over_tls = conf_of(storage={"s3.endpoint": "https://x", "s3.force-virtual-addressing": "true"})
     assert s3a(over_tls, "path.style.access") == "false"
     assert s3a(over_tls, "connection.ssl.enabled") == "true"
@@ -91,10 +91,10 @@ def test_an_endpoint_of_its_own():
     ("properties", "provider"),
     [
         ({}, DEFAULT_CHAIN),
-        ({"client.access-key-id": "x", "client.secret-access-key": "y"}, f"{PROVIDERS}SimpleAWSCredentialsProvider"),
-        ({**MINIO, "s3.session-token": "t"}, f"{PROVIDERS}TemporaryAWSCredentialsProvider"),
-        ({"s3.anonymous": "true"}, f"{PROVIDERS}AnonymousAWSCredentialsProvider"),
-        ({"s3.role-arn": "arn:aws:iam::1:role/x"}, f"{PROVIDERS}auth.AssumedRoleCredentialProvider"),
+        ({"client.access-key-id": "x", "client.secret-access-key": "y"}, f"{S3A}SimpleAWSCredentialsProvider"),
+        ({**MINIO, "s3.session-token": "t"}, f"{S3A}TemporaryAWSCredentialsProvider"),
+        ({"s3.anonymous": "true"}, f"{S3A}AnonymousAWSCredentialsProvider"),
+        ({"s3.role-arn": "arn:aws:iam::1:role/x"}, f"{S3A}auth.AssumedRoleCredentialProvider"),
     ],
 )
 def test_who_gives_the_credentials(properties, provider):
