@@ -24,7 +24,9 @@ from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
 from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.store.storage import BLOCK_BYTES, FileIOStorage, FileMeta
+from daemon.store.files import FileMeta
+from daemon.store.places import BLOCK_BYTES
+from daemon.store.storage import FileIOStorage
 from state.records import Long
 
 # PROTOCOL.md, "Checkpoint Schema": the places of ADDS's columns in the struct `add`.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from daemon.store.storage import FileMeta
+from daemon.store.files import FileMeta
 from state.records import CommitIdentity, Long
 
 # How much of a commit file is hashed.

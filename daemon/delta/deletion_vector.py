@@ -25,8 +25,9 @@ from daemon.delta.position_set import (
 )
 from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
+from daemon.store.files import Span
 from daemon.store.recent import Recent
-from daemon.store.storage import Span, Storage
+from daemon.store.storage import FileIOStorage
 from state.records import DeletionVectorDescriptor
 
 MERGED_READ_BYTES_MAX: Final = 8 << 20
@@ -152,14 +153,14 @@ class Vector(msgspec.Struct, frozen=True):
 
 
 def read_position_sets(
-    storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
+    storage: FileIOStorage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
     """Read the position set of each descriptor, in order. Raises as `read_vectors` does."""
     return [vector.positions() for vector in read_vectors(storage, table_location, descriptors)]
 
 
 def read_vectors(
-    storage: Storage,
+    storage: FileIOStorage,
     table_location: str,
     descriptors: Sequence[DeletionVectorDescriptor],
     recent: Recent[bytes] | None = None,
@@ -181,7 +182,7 @@ def frame_bytes(blob: bytes | memoryview) -> memoryview:
 
 
 def _read_frames(
-    storage: Storage,
+    storage: FileIOStorage,
     places: Sequence[DVPlace],
     descriptors: Sequence[DeletionVectorDescriptor],
     recent: Recent[bytes] | None = None,

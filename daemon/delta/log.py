@@ -20,7 +20,8 @@ from daemon.delta.checksum import Totals, decode_checksum
 from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
 from daemon.delta.uri import name_file
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
-from daemon.store.storage import FileMeta, Span, Storage
+from daemon.store.files import FileMeta, Span
+from daemon.store.storage import FileIOStorage
 from daemon.texts import excerpt
 from state.records import RECENT_COMMITS_MAX, CommitIdentity
 
@@ -75,7 +76,7 @@ class _Ahead:
 class DeltaLog:
     """The log of the table at `location` (a normalised URI). Remembers the last commit that it read or checked."""
 
-    def __init__(self, storage: Storage, location: str, clock: Clock) -> None:
+    def __init__(self, storage: FileIOStorage, location: str, clock: Clock) -> None:
         self.location = location
         self._storage = storage
         self._clock = clock

@@ -16,7 +16,8 @@ import msgspec
 from daemon.delta.checkpoint import Checkpoint, read_sidecars
 from daemon.delta.log import COMMIT_FILE, DeltaLog, last_commits, log_gone
 from daemon.errors import CorruptInput, LogMissing, ObjectMissing
-from daemon.store.storage import FileIOStorage, FileMeta, Span
+from daemon.store.files import FileMeta, Span
+from daemon.store.storage import FileIOStorage
 from state.records import RECENT_COMMITS_MAX, Int, Long
 
 COMPACTED_FILE = re.compile(r"([0-9]{20})\.([0-9]{20})\.compacted\.json")

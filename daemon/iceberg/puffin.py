@@ -19,7 +19,8 @@ from pyiceberg.io import FileIO
 from daemon.errors import CorruptInput, ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3Output
 from daemon.store.durable import place_to_write, put_in_place
-from daemon.store.storage import Span, Storage
+from daemon.store.files import Span
+from daemon.store.storage import FileIOStorage
 
 SUFFIX: Final = ".puffin"
 MAGIC: Final = b"PFA1"
@@ -170,7 +171,7 @@ class PuffinWriter:
         return ObjectStoreAway(f"a Puffin file was not written: {reason}", path=self.path, hint=hint)
 
 
-def read_blobs(storage: Storage, path: str, size_bytes: int) -> list[Blob]:
+def read_blobs(storage: FileIOStorage, path: str, size_bytes: int) -> list[Blob]:
     """Read which deletion vectors a Puffin file of this size has. Raises CorruptInput, and what `storage` raises."""
     start = max(0, size_bytes - FOOTER_READ_BYTES)
     data = storage.read(path, Span(start, size_bytes - start))

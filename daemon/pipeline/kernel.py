@@ -21,7 +21,7 @@ from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store.durable import force_to_disk, is_local
 from daemon.store.recent import Recent
-from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
+from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
@@ -86,7 +86,7 @@ class _Outputs:
     larger one has gone there in parts, and is finished before the next one begins: its parts need memory.
     """
 
-    def __init__(self, storage: Storage, io: FileIO, table_location: str, *, at_once: bool) -> None:
+    def __init__(self, storage: FileIOStorage, io: FileIO, table_location: str, *, at_once: bool) -> None:
         self.finished: list[DeleteFileResult] = []
         self._sending: deque[Future[DeleteFileResult]] = deque()
         self._senders = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="send")

@@ -31,8 +31,9 @@ from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import entries_of, live_entries
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.pipeline.runner import Runner
+from daemon.store.files import Span
 from daemon.store.locations import normalize_location
-from daemon.store.storage import FileIOStorage, Span
+from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import DELETE_GRANULARITY
 from daemon.translate.schema import PRIMITIVES
 from daemon.verify.findings import Fault, Level, Scope

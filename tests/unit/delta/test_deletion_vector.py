@@ -29,7 +29,8 @@ from daemon.delta.position_set import (
     new_positions,
 )
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
-from daemon.store.storage import FileIOStorage, Span
+from daemon.store.files import Span
+from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.examples import examples
 

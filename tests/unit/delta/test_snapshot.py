@@ -21,7 +21,9 @@ from daemon.delta import snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.store.storage import FileIOStorage, FileMeta, Source
+from daemon.store.files import FileMeta
+from daemon.store.places import Source
+from daemon.store.storage import FileIOStorage
 from tests.kit.examples import examples
 from tests.kit.logs import ADD_TYPE, CHECKPOINT, KINDS, METADATA, PROTOCOL, Action, HandmadeLog, add, remove, vector
 
