@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from daemon.delta.actions import AddFile, Metadata, Protocol
-from daemon.delta.log import LINE_BYTES_MAX
+from daemon.delta.commit_file import LINE_BYTES_MAX
 from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
 from daemon.delta.uri import resolve_path
