@@ -12,9 +12,8 @@ from uuid import UUID, uuid4
 import msgspec
 from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
+from daemon.delta.large_set import MAGIC_PORTABLE_BYTES, DVPlace
 from daemon.delta.position_set import (
-    MAGIC_PORTABLE_BYTES,
-    DVPlace,
     PositionSet,
     as_bitmap,
     check_positions,
@@ -197,8 +196,7 @@ def _read_frames(
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
             frames.append(_Extent(place.path, place.offset, end, index))
-    frames.sort()
-    groups = list(_merge_neighbours(frames))
+    groups = list(_merge_neighbours(sorted(frames)))
     spans = [_span_of(neighbours) for neighbours in groups]
     for neighbours, (path, span), part in zip(groups, spans, storage.read_spans(spans), strict=True):
         data = memoryview(part)

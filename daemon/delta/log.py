@@ -163,8 +163,7 @@ class DeltaLog:
             return None
 
     def find_first_table_id(self) -> str | None:
-        """Return the table id in the first HEAD_BYTES of version 0; None if it has none there, or is gone. One request.
-        """
+        """Return the table id in the first HEAD_BYTES of version 0; None if none is there. One request."""
         path = self.commit_path(0)
         try:
             head = self._storage.read(path, Span(0, HEAD_BYTES))

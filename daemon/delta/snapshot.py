@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
-from daemon.delta.checkpoint import Rows, read_checkpoint, too_large
+from daemon.delta.checkpoint import Rows, read_checkpoint
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import CommitFile, LogSegment
+from daemon.delta.row_groups import too_large
 from daemon.delta.table_state import (
     ADDS,
     Reconciliation,

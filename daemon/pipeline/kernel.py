@@ -14,7 +14,8 @@ from typing import Final, Self
 from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import RECENT_ENTRY_BYTES, Vector, read_vectors
-from daemon.delta.position_set import DVPlace, PositionSet, new_positions
+from daemon.delta.large_set import DVPlace
+from daemon.delta.position_set import PositionSet, new_positions
 from daemon.errors import CorruptInput
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter

@@ -22,7 +22,7 @@ from typing import Any
 
 from daemon.delta.features import FEATURES
 from daemon.delta.log import COMMIT_FILE
-from daemon.delta.position_set import DVPlace
+from daemon.delta.large_set import DVPlace
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.store.locations import canonical
 

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.delta import checkpoint as checkpoints
+from daemon.delta import row_groups
 from daemon.delta import snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
@@ -707,7 +708,7 @@ def test_texts_that_a_dictionary_stores_once(
 ) -> None:
     """A small file may stand for much memory: batches are small, and a log that only repeats texts is refused."""
     monkeypatch.setattr(checkpoints, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(checkpoints, "BATCH_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr(row_groups, "BATCH_BYTES_MAX", 8 << 20)
     monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 1 << 20)
     write_adds(log, [fields] * 24)
     assert log.segment().size_bytes < 50_000
@@ -725,7 +726,7 @@ def test_a_large_dictionary_of_different_texts(
     log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
     """It is no reason for small batches: each row has one of its texts."""
-    monkeypatch.setattr(checkpoints, "_parts", None)
+    monkeypatch.setattr(checkpoints, "parts_of", None)
     write_adds(log, [{"stats": f"{number:01000}"} for number in range(1022)], compression=compression)
     assert [len(batch) for batch in read_batches(log)] == [510, 512]
 
