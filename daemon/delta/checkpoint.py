@@ -95,11 +95,6 @@ class Checkpoint:
     def size_bytes(self) -> int:
         return sum(file.size for file in self.files) + self.sidecars_size_bytes
 
-    @property
-    def modified_ms(self) -> int:
-        """Epoch, UTC, by the store's clock."""
-        return max(file.modified_ms for file in self.files)
-
 
 @dataclass(frozen=True)
 class Rows:

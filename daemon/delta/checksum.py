@@ -26,13 +26,3 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 NO_DIFFERENCE = Totals(0, 0, 0)
-
-_decoder = msgspec.json.Decoder(Totals)
-
-
-def decode_checksum(data: bytes) -> Totals | None:
-    """Decode a checksum file. Returns None if it cannot be decoded, because Delta ignores such a file too."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None

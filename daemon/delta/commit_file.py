@@ -43,7 +43,7 @@ class _Provenance(msgspec.Struct, frozen=True):
 _decoder = msgspec.json.Decoder(Line)
 
 
-class CommitFile:
+class CommitReader:
     """Decodes a file at `path` from its blocks. Reading stops when the file turns out to be larger than `size_max`.
 
     Afterwards, `size_bytes` were read, `first` is the first line and `head` the beginning of the file, each at most

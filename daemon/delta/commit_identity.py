@@ -37,10 +37,9 @@ class KnownCommit:
         return _is_untouched(self.identity, meta)
 
     def is_same_commit(self, other: KnownCommit) -> bool:
-        mine, others = self.identity, other.identity
-        if mine.head is None:
-            return (mine.size_bytes, self.timestamp_ms) == (others.size_bytes, other.timestamp_ms)
-        return _is_same_content(mine, others)
+        if self.identity.head is not None:
+            return _is_same_content(self.identity, other.identity)
+        return (self.identity.size_bytes, self.timestamp_ms) == (other.identity.size_bytes, other.timestamp_ms)
 
 
 def identify(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) -> KnownCommit:
@@ -78,7 +77,7 @@ def compare_listed(
 
 
 def what_differs(before: CommitIdentity, now: CommitIdentity) -> str:
-    """Return in a word what tells two files apart: only the time, if nobody knows the former content."""
+    """Return what tells two files apart: only the time, if nobody knows the former content."""
     return "time" if before.head is None and before.size_bytes == now.size_bytes else "content"
 
 

@@ -50,7 +50,6 @@ _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85_TO_B85: Final = bytes.maketrans(bytes(set(range(256)) - set(_Z85)) + _Z85, b'"' * (256 - 85) + _B85)
 _B85_TO_Z85: Final = bytes.maketrans(_B85, _Z85)
-UUID_CHARACTERS: Final = 20
 INLINE_PATH_CHARACTERS_MAX: Final = 60
 
 # Enough for a data file of 2^32 rows with every second row deleted.
@@ -100,7 +99,7 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
 def _find_file(table_location: str, storage_type: str, path: str) -> str:
     match storage_type:
         case "u":
-            prefix, encoded = path[:-UUID_CHARACTERS], path[-UUID_CHARACTERS:]
+            prefix, encoded = path[:-20], path[-20:]
             uuid = _decode_z85(encoded, DVPlace(path, None))
             if len(uuid) != 16:
                 raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")
@@ -171,32 +170,17 @@ def read_vectors(
     DVs that are near each other in one file share one ranged read, because a `.bin` file can hold thousands of DVs.
     """
     places = [find_place(table_location, descriptor) for descriptor in descriptors]
-    frames = _read_frames(storage, places, descriptors, recent)
-    return [Vector(f, d.cardinality, p) for f, d, p in zip(frames, descriptors, places, strict=True)]
-
-
-def frame_bytes(blob: bytes | memoryview) -> memoryview:
-    """Put magic and bitmap into a frame: PROTOCOL.md, "Deletion Vector File Storage Format"."""
-    return memoryview(b"".join((_SIZE_FIELD.pack(len(blob)), blob, _CRC_FIELD.pack(crc32(blob)))))
-
-
-def _read_frames(
-    storage: FileIOStorage,
-    places: Sequence[DVPlace],
-    descriptors: Sequence[DeletionVectorDescriptor],
-    recent: Recent[bytes] | None = None,
-) -> list[memoryview]:
-    read = [memoryview(b"")] * len(places)
-    frames: list[_Extent] = []
+    frames = [memoryview(b"")] * len(places)
+    extents: list[_Extent] = []
     for index, (place, descriptor) in enumerate(zip(places, descriptors, strict=True)):
         if place.offset is None:
-            read[index] = frame_bytes(decode_inline(descriptor, place))
+            frames[index] = frame_bytes(decode_inline(descriptor, place))
         elif recent and (known := recent.find((place, descriptor.size_in_bytes))):
-            read[index] = memoryview(known)
+            frames[index] = memoryview(known)
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
-            frames.append(_Extent(place.path, place.offset, end, index))
-    groups = list(_merge_neighbours(sorted(frames)))
+            extents.append(_Extent(place.path, place.offset, end, index))
+    groups = list(_merge_neighbours(sorted(extents)))
     spans = [_span_of(neighbours) for neighbours in groups]
     for neighbours, (path, span), part in zip(groups, spans, storage.read_spans(spans), strict=True):
         data = memoryview(part)
@@ -205,11 +189,16 @@ def _read_frames(
         for _, offset, end, number in neighbours:
             frame = data[offset - span.offset : end - span.offset]
             _check_frame(frame, descriptors[number].size_in_bytes, places[number])
-            read[number] = frame
+            frames[number] = frame
             if recent and len(frame) <= RECENT_FRAME_BYTES_MAX:
                 # A copy: the frame is part of all that was read with it.
                 recent.add((places[number], descriptors[number].size_in_bytes), bytes(frame))
-    return read
+    return [Vector(f, d.cardinality, p) for f, d, p in zip(frames, descriptors, places, strict=True)]
+
+
+def frame_bytes(blob: bytes | memoryview) -> memoryview:
+    """Put magic and bitmap into a frame: PROTOCOL.md, "Deletion Vector File Storage Format"."""
+    return memoryview(b"".join((_SIZE_FIELD.pack(len(blob)), blob, _CRC_FIELD.pack(crc32(blob)))))
 
 
 class _Extent(NamedTuple):

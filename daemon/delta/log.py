@@ -10,10 +10,12 @@ import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import msgspec
+
 from daemon.clock import Clock
 from daemon.delta.actions import Commit
-from daemon.delta.checksum import Totals, decode_checksum
-from daemon.delta.commit_file import CommitFile, too_large
+from daemon.delta.checksum import Totals
+from daemon.delta.commit_file import CommitReader, too_large
 from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.store.files import FileMeta, Span
@@ -122,7 +124,7 @@ class DeltaLog:
         if meta.size > bytes_max:
             what = f"the commit file has {meta.size} bytes, at most {bytes_max} are read (limits.commit_bytes_max)"
             raise too_large(what, version, path)
-        file = CommitFile(version, path, blocks, size_max=meta.size)
+        file = CommitReader(version, path, blocks, size_max=meta.size)
         actions, fault = file.decode()
         if file.size_bytes != meta.size:
             compared = "more" if file.size_bytes > meta.size else "fewer"
@@ -148,7 +150,7 @@ class DeltaLog:
         path = f"{self.folder}/{from_version:020d}.{to_version:020d}.compacted.json"
         try:
             meta, blocks = self._storage.read_blocks(path)
-            file = CommitFile(to_version, path, blocks, size_max=sys.maxsize)
+            file = CommitReader(to_version, path, blocks, size_max=sys.maxsize)
             actions, fault = file.decode()
             known = KnownCommit(CommitIdentity(to_version, meta.size, meta.modified_ms), timestamp_ms=0)
             return file.commit(self.location, actions, known) if actions and not fault else None
@@ -156,10 +158,11 @@ class DeltaLog:
             return None
 
     def read_checksum(self, version: int) -> Totals | None:
-        """Read Delta's totals of `version`; None if there is no checksum file (yet), or it cannot be decoded."""
+        """Read Delta's totals of `version`; None if there is no checksum file (yet), or Delta ignores it."""
         try:
-            return decode_checksum(self._storage.read(f"{self.folder}/{version:020d}.crc", Span(0, CHECKSUM_BYTES_MAX)))
-        except ObjectMissing:
+            data = self._storage.read(f"{self.folder}/{version:020d}.crc", Span(0, CHECKSUM_BYTES_MAX))
+            return msgspec.json.decode(data, type=Totals)
+        except (ObjectMissing, msgspec.DecodeError, RecursionError):
             return None
 
     def find_first_table_id(self) -> str | None:
@@ -167,7 +170,7 @@ class DeltaLog:
         path = self.commit_path(0)
         try:
             head = self._storage.read(path, Span(0, HEAD_BYTES))
-            actions, _ = CommitFile(0, path, [head], size_max=HEAD_BYTES).decode()
+            actions, _ = CommitReader(0, path, [head], size_max=HEAD_BYTES).decode()
         except (ObjectMissing, CorruptInput, Unsupported):
             return None
         return next((action.meta_data.id for action in actions if action.meta_data), None)
@@ -314,10 +317,9 @@ class DeltaLog:
         """List commits by version, and the versions of checkpoints, whose file names are greater than `after`."""
         commits, checkpoints = dict[int, FileMeta](), list[int]()
         for meta in self._storage.list_from(self.folder, after=after):
-            name = meta.path.rsplit("/", 1)[1]
-            if match := COMMIT_FILE.fullmatch(name):
+            if match := COMMIT_FILE.fullmatch(meta.name):
                 commits[int(match[1])] = meta
-            elif match := CHECKPOINT_FILE.fullmatch(name):
+            elif match := CHECKPOINT_FILE.fullmatch(meta.name):
                 checkpoints.append(int(match[1]))
         return commits, checkpoints
 

@@ -100,7 +100,7 @@ def replay(
             raise too_large(f"it has {newest.size_bytes} bytes of actions so far").located(path=rows.path)
     timestamp_ms = times_ms[0] if times_ms else None
     if timestamp_ms is None:
-        written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
+        written_ms = max(file.modified_ms for file in segment.checkpoint.files) if segment.checkpoint else 0
         timestamp_ms = log.commit_time_ms(segment.version, otherwise=written_ms)
     return newest.state(segment, timestamp_ms, log.folder)
 

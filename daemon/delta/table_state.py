@@ -19,6 +19,14 @@ from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
 
+# The columns of ADDS that a deletion vector has.
+DV_FIELDS = {
+    "dv_storage_type": "storage_type",
+    "dv_path": "path_or_inline_dv",
+    "dv_offset": "offset",
+    "dv_size": "size_in_bytes",
+    "dv_cardinality": "cardinality",
+}
 # One row for each live file: the needed fields of its add action, with the deletion vector's fields as columns. `uri`
 # is null until `resolve_rows`, and for nearly all files afterwards.
 ADDS = pa.schema(
@@ -152,11 +160,7 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
         "partition_values": [list(add.partition_values.items()) for add in rows],
         "size": [add.size for add in rows],
         "stats": [add.stats for add in rows],
-        "dv_storage_type": [vector and vector.storage_type for vector in vectors],
-        "dv_path": [vector and vector.path_or_inline_dv for vector in vectors],
-        "dv_offset": [vector and vector.offset for vector in vectors],
-        "dv_size": [vector and vector.size_in_bytes for vector in vectors],
-        "dv_cardinality": [vector and vector.cardinality for vector in vectors],
+        **{column: [vector and getattr(vector, name) for vector in vectors] for column, name in DV_FIELDS.items()},
         "base_row_id": [add.base_row_id for add in rows],
         "uri": [add.uri for add in rows],
     }
@@ -185,13 +189,7 @@ def adds_from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[AddFile]:
     for row in (row for batch in batches for row in batch.to_pylist()):
         descriptor = None
         if row["dv_storage_type"] is not None:
-            descriptor = DeletionVectorDescriptor(
-                storage_type=row["dv_storage_type"],
-                path_or_inline_dv=row["dv_path"],
-                offset=row["dv_offset"],
-                size_in_bytes=row["dv_size"],
-                cardinality=row["dv_cardinality"],
-            )
+            descriptor = DeletionVectorDescriptor(**{name: row[column] for column, name in DV_FIELDS.items()})
         partition_values = dict(row["partition_values"] or ())
         if len(partition_values) < len(row["partition_values"] or ()):
             raise CorruptInput(

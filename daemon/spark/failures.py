@@ -21,8 +21,8 @@ from types import MappingProxyType
 from typing import Any
 
 from daemon.delta.features import FEATURES
-from daemon.delta.log import COMMIT_FILE
 from daemon.delta.large_set import DVPlace
+from daemon.delta.log import COMMIT_FILE
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.store.locations import canonical
 

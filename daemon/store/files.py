@@ -23,6 +23,10 @@ class FileMeta:
     size: int
     modified_ms: int
 
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[1]
+
 
 def file_missing(path: str) -> ObjectMissing:
     return ObjectMissing(

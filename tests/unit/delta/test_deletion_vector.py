@@ -18,7 +18,7 @@ from pyroaring import BitMap, BitMap64
 
 from daemon.delta import deletion_vector, large_set
 from daemon.delta import position_set as position_sets
-from daemon.delta.deletion_vector import Vector, _read_frames, find_place, frame_bytes, read_position_sets
+from daemon.delta.deletion_vector import Vector, find_place, frame_bytes, read_position_sets, read_vectors
 from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import (
     PositionSet,
@@ -57,7 +57,7 @@ EDGES = [
 
 def read_dv_bytes(storage: FileIOStorage, table_location: str, descriptor: DeletionVectorDescriptor) -> memoryview:
     """The bytes of magic and bitmap, their frame checked."""
-    return _read_frames(storage, [find_place(table_location, descriptor)], [descriptor])[0][4:-4]
+    return read_vectors(storage, table_location, [descriptor])[0].frame[4:-4]
 
 
 def portable_bytes(positions: Iterable[int], *, runs: bool = False) -> bytes:

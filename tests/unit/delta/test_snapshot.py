@@ -17,8 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.delta import checkpoint as checkpoints
-from daemon.delta import row_groups
-from daemon.delta import snapshot
+from daemon.delta import row_groups, snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
