@@ -168,7 +168,7 @@ def used_features(metadata: Metadata) -> frozenset[str]:
     for kind in _types({**schema, "type": "struct"}):
         if kind == "timestamp_ntz":
             used.add("timestampNtz")
-        for field in _fields(kind):
+        for field in fields_of(kind):
             if not field["nullable"] or INVARIANT in (field.get("metadata") or {}):
                 used.add("invariants")
     return frozenset(used)
@@ -189,21 +189,25 @@ def _value(metadata: Metadata, key: str, known: tuple[str, ...]) -> str:
 def _types(kind: Any) -> Iterator[Any]:
     """Yield the type itself and every type inside it."""
     yield kind
+    for inner in inner_types(kind):
+        yield from _types(inner)
+
+
+def inner_types(kind: Any) -> Iterator[Any]:
+    """Yield the types directly inside a type, in the JSON of a schema. What is no type of Delta's has none."""
     match kind:
         case {"type": "array", "elementType": element}:
-            yield from _types(element)
+            yield element
         case {"type": "map", "keyType": key, "valueType": value}:
-            yield from _types(key)
-            yield from _types(value)
-    for field in _fields(kind):
-        yield from _types(field["type"])
+            yield from (key, value)
+    yield from (field["type"] for field in fields_of(kind) if "type" in field)
 
 
-def _fields(kind: Any) -> Sequence[dict[str, Any]]:
+def fields_of(kind: Any) -> Sequence[dict[str, Any]]:
     """Return the fields of a struct; none for any other type, even if it has a key `fields`."""
     match kind:
-        case {"type": "struct", "fields": fields}:
-            return list(fields)
+        case {"type": "struct", "fields": [*fields]}:
+            return [field for field in fields if isinstance(field, dict)]
     return ()
 
 

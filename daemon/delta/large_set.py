@@ -180,6 +180,14 @@ def _index_bitmaps(positions: LargeSet) -> int:
     return at
 
 
+def _read_run_flags(positions: LargeSet, start: int, count: int) -> bytearray:
+    are_runs = bytearray(positions.data[start + (index >> 3)] >> (index & 7) & 1 for index in range(count))
+    if not any(are_runs):
+        # The specification has this cookie for bitmaps with run containers, and Java's readers rely on it.
+        raise positions.place.corrupt("a bitmap's cookie says that it has run containers, and it has none")
+    return are_runs
+
+
 def _index_bitmap(positions: LargeSet, start: int, upper: int) -> int:
     """Index the 32-bit bitmap at `start`; return its end. RoaringFormatSpec, "General layout".
 
@@ -205,10 +213,7 @@ def _index_bitmap(positions: LargeSet, start: int, upper: int) -> int:
     pairs = struct.unpack_from(f"<{2 * count}H", data, at)
     are_runs = bytearray(count)
     if cookie != COOKIE_NO_RUNS:
-        are_runs = bytearray(data[start + 4 + (index >> 3)] >> (index & 7) & 1 for index in range(count))
-        if not any(are_runs):
-            # The specification has this cookie for bitmaps with run containers, and Java's readers rely on it.
-            raise place.corrupt("a bitmap's cookie says that it has run containers, and it has none")
+        are_runs = _read_run_flags(positions, start + 4, count)
     at += 4 * count
     keys, cardinalities = pairs[0::2], [less_one + 1 for less_one in pairs[1::2]]
     if any(map(ge, keys, keys[1:])):

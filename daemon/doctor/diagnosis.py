@@ -21,8 +21,9 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
+from daemon.translate.delta_types import parse_struct, physical_name
 from daemon.translate.existing_table import check_places
-from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
+from daemon.translate.schema import TableSchema, translate_schema
 
 # What a format version changes in the notes on Delta's features.
 NOTES = {3: {"deletionVectors": "are copied into Puffin files", "rowTracking": "_row_id is Delta's row id"}}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.schema import (
+from daemon.translate.delta_types import (
     DECIMAL,
     EXISTS_DEFAULT,
     HINT_METADATA,

@@ -29,7 +29,8 @@ from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
 from daemon.spark.progress import watched
 from daemon.spark.tasks import run_on_spark
-from daemon.translate.schema import HINT_METADATA, translate_schema
+from daemon.translate.delta_types import HINT_METADATA
+from daemon.translate.schema import translate_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -36,7 +36,7 @@ from daemon.store.files import Span
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import DELETE_GRANULARITY
-from daemon.translate.schema import PRIMITIVES
+from daemon.translate.delta_types import PRIMITIVES
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import COLUMNS, GRANULARITY, Bench, HandmadeTable
