@@ -13,7 +13,7 @@ from functools import cached_property
 from types import MappingProxyType
 
 from pyiceberg.exceptions import ValidationError
-from pyiceberg.partitioning import PartitionField, PartitionSpec
+from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.transforms import IdentityTransform
@@ -32,8 +32,6 @@ from daemon.translate.delta_types import (
 )
 from daemon.translate.name_mapping import HIDDEN_ID_START, Path, find_renumbered, mapped_ids, with_former
 
-# Partition field ids start here (Iceberg spec, "Partition Specs").
-PARTITION_FIELD_ID_START = 1000
 # What a schema raises that is not one of Delta's.
 FAULTS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, ValidationError)
 
