@@ -37,9 +37,8 @@ from daemon.translate.existing_table import (
     shape_properties,
 )
 from daemon.translate.file_schema import FileTraits
-from daemon.translate.hidden_columns import with_row_ids, with_unmapped
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import find_lost
+from daemon.translate.name_mapping import find_lost, with_row_ids, with_unmapped
 from daemon.translate.schema import TableSchema, translate_schema
 
 # Delta PROTOCOL.md, "Row Tracking".
@@ -123,10 +122,12 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     row_ids = row_id_column(metadata)
     if table is None:
         return _shape(translate_schema(metadata), settings, {}, retention_ms, row_ids)
-    mapping = own_mapping(table)
+    mapping, marker = own_mapping(table), shown_by(table)
+    # If the Delta table was recreated, its column ids began at 1 again, for other columns.
+    is_recreated = marker is not None and marker.delta_table_id != metadata.id
     schema = translate_schema(
         metadata,
-        None if _counts_anew(metadata, table) else own_schema(table),
+        None if is_recreated and metadata.column_mapping_mode != "none" else own_schema(table),
         mapping=mapping or kept_mapping(table),
         schemas=table.schemas(),
         specs=table.specs(),
@@ -275,9 +276,8 @@ def _check_staying(shape: Shape, table: Table, version: int, count_staying: Call
 def _check_references(shape: Shape, settings: TableSettings) -> None:
     """Raise `Unsupported` when a tag or a branch holds a snapshot that readers would misread after the next commit.
 
-    The snapshot must not stay, because it would show wrong nulls. The tag or branch must not be dropped by dvsync,
-    because somebody created it on purpose and the drop cannot be undone. dvsync's own tags do not count: they are set
-    by a rule, and must not stop the table.
+    The snapshot would show wrong nulls, and somebody created the tag or branch on purpose. dvsync's own tags are set by
+    a rule, and must not stop the table.
     """
     misread = shape.definition.misread
     if misread.references:
@@ -287,13 +287,6 @@ def _check_references(shape: Shape, settings: TableSettings) -> None:
             hint="Copy the rows that you need into another table, drop the tag or branch (ALTER TABLE … DROP TAG or "
             f"DROP BRANCH), then run `dvsync resume {settings.name}`.",
         )
-
-
-def _counts_anew(metadata: Metadata, table: Table) -> bool:
-    """Return whether the Delta table was recreated, so that its column ids began at 1 again, for other columns."""
-    marker = shown_by(table)
-    mapped = metadata.column_mapping_mode != "none"
-    return mapped and marker is not None and marker.delta_table_id != metadata.id
 
 
 def _shape(
@@ -307,27 +300,29 @@ def _shape(
         may_overflow=settings.may_overflow,
         has_row_ids=has_row_ids,
     )
-    filled = msgspec.json.encode(sorted(schema.filled)).decode()
-    collated = msgspec.json.encode(sorted(schema.collated)).decode()
     granularity = properties.get(DELETE_GRANULARITY)
     granularity = granularity if granularity in ("file", "partition") else DELETE_GRANULARITY_DEFAULT
-    defaults = {} if properties else METADATA_PROPERTIES
+    # What is empty is only written where an older value must go.
+    remembered = {
+        DELTA_ROW_IDS: (row_ids, row_ids),
+        DELTA_FILLED: (schema.filled, msgspec.json.encode(sorted(schema.filled)).decode()),
+        COLLATED_IDS: (schema.collated, msgspec.json.encode(sorted(schema.collated)).decode()),
+        NEEDS_IDS: (schema.needs_ids, str(schema.needs_ids).lower()),
+    }
     definition = Definition(
         schema=schema.schema,
         spec=schema.spec,
         format_version=settings.format_version,
         properties={
-            **defaults,
+            **({} if properties else METADATA_PROPERTIES),
             # The data files belong to Delta: no Iceberg maintenance may remove them.
             "gc.enabled": "false",
             DELETE_GRANULARITY: granularity,
             **shape_properties(schema),
             **metrics_properties(schema),
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
-            **({DELTA_ROW_IDS: row_ids} if row_ids or DELTA_ROW_IDS in properties else {}),
-            **({DELTA_FILLED: filled} if schema.filled or DELTA_FILLED in properties else {}),
-            **({COLLATED_IDS: collated} if schema.collated or COLLATED_IDS in properties else {}),
-            **({NEEDS_IDS: str(schema.needs_ids).lower()} if schema.needs_ids or NEEDS_IDS in properties else {}),
+            **{key: text for key, (value, text) in remembered.items() if value or key in properties},
         },
     )
-    return Shape(schema, definition, DeletionVectors() if settings.format_version > 2 else PositionDeletes(granularity))
+    deletes = PositionDeletes(granularity == "partition") if settings.format_version == 2 else DeletionVectors()
+    return Shape(schema, definition, deletes)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -101,22 +102,20 @@ def _vector_entry(file: PuffinFile, blob: Blob, spec_id: int, partition: Sequenc
     The bounds are for PyIceberg 0.12, which finds the data file by them and not by `referenced_data_file`. Without them
     it, and Polars, would apply every Puffin file of a partition to all of its data files.
     """
-    data_file = to_bytes(StringType(), blob.data_file)
-    entry = data_file_record(
+    path = {FILE_PATH_ID: to_bytes(StringType(), blob.data_file)}
+    return _entry(
+        spec_id,
         partition,
-        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PUFFIN,
         record_count=blob.cardinality,
         file_size_in_bytes=file.size_bytes,
-        lower_bounds={FILE_PATH_ID: data_file},
-        upper_bounds={FILE_PATH_ID: data_file},
+        lower_bounds=path,
+        upper_bounds=path,
         referenced_data_file=blob.data_file,
         content_offset=blob.offset,
         content_size_in_bytes=blob.size_bytes,
     )
-    entry.spec_id = spec_id
-    return entry
 
 
 def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequence[object] = ()) -> DataFile:
@@ -126,29 +125,32 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
     bounds of `file_path`.
     """
     single = file.data_files[0][0] if len(file.data_files) == 1 else None
-    entry = data_file_record(
+    metrics: dict[str, dict[int, object]] = {}
+    if single:
+        path = to_bytes(StringType(), single)
+        metrics = {
+            "value_counts": {FILE_PATH_ID: file.positions, POS_ID: file.positions},
+            "null_value_counts": {FILE_PATH_ID: 0, POS_ID: 0},
+            "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.lower_pos)},
+            "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.upper_pos)},
+        }
+    return _entry(
+        spec_id,
         partition,
-        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PARQUET,
         record_count=file.positions,
         file_size_in_bytes=file.size_bytes,
         split_offsets=list(file.split_offsets) or None,
         referenced_data_file=single,
-        **(_file_scoped_metrics(single, file) if single else {}),
+        **metrics,
     )
+
+
+def _entry(spec_id: int, partition: Sequence[object], **fields: Any) -> DataFile:
+    entry = data_file_record(partition, content=DataFileContent.POSITION_DELETES, **fields)
     entry.spec_id = spec_id
     return entry
-
-
-def _file_scoped_metrics(data_file: str, file: PositionDeleteFile) -> dict[str, dict[int, object]]:
-    path = to_bytes(StringType(), data_file)
-    return {
-        "value_counts": {FILE_PATH_ID: file.positions, POS_ID: file.positions},
-        "null_value_counts": {FILE_PATH_ID: 0, POS_ID: 0},
-        "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.lower_pos)},
-        "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.upper_pos)},
-    }
 
 
 def delete_file_record(task: DeleteFileTask, file: DeleteFile) -> DeleteFileRecord:

@@ -70,15 +70,10 @@ class DeletePlanner(ABC):
     # Compaction joins the deletions of so many data files, which do not share a delete file yet.
     joined_data_files: ClassVar[int]
 
-    @property
-    @abstractmethod
-    def shares_partitions(self) -> bool:
-        """Whether all data files of a partition share delete files."""
-
-    @property
-    @abstractmethod
-    def may_have_former(self) -> bool:
-        """Whether the table may have delete files of a former format version."""
+    # Whether the table may have delete files of a former format version.
+    may_have_former: ClassVar[bool]
+    # Whether all data files of a partition share delete files.
+    shares_partitions: bool = False
 
     @abstractmethod
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
@@ -148,12 +143,16 @@ class DeletePlanner(ABC):
                 gone[file.path] = OrphanReason.DATA_FILES_GONE if is_gone else self.replaced
             else:
                 dead += [(file.path, data_file) for data_file in sorted(leaves)]
+        # The entries of these data files, by manifest, with the metrics of their new adds.
+        renewed_entries: dict[str, dict[str, DataFile]] = defaultdict(dict)
+        for path in restored - renewed:
+            renewed_entries[plan.live[path].manifest_path][path] = _entry(plan, change.dv_changed[path])
         new_positions = self.new_positions(plan)
         delta = RowDelta(
             snapshot_id=snapshot_id,
             added_data_files=[_entry(plan, add) for _, add in sorted(added.items())],
             removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in removed),
-            renewed_data_files=_with_new_metrics(plan, restored - renewed),
+            renewed_data_files=renewed_entries,
             added_delete_files=[entry for task, file in written for entry in delete_file_entries(task, file)],
             removed_delete_files=by_manifest(entries),
             replacements=[(each.old.path, delete_file_entry(file, each.old.spec_id)) for each, file in rewritten],
@@ -176,7 +175,7 @@ class DeletePlanner(ABC):
 
 @dataclass(frozen=True)
 class PositionDeletes(DeletePlanner):
-    """Position-delete files, of which each holds the new positions only. `granularity` is `file` or `partition`.
+    """Position-delete files, of which each holds the new positions only.
 
     For example, delete file d1 holds {0, 1} of data file A and {5} of B.
 
@@ -186,17 +185,11 @@ class PositionDeletes(DeletePlanner):
     - A is removed: the snapshot removes A and d1, and adds the rewrite of d1.
     """
 
-    granularity: str
-
     suffix = ".parquet"
     renews_entries = True
     replaced = OrphanReason.DV_SHRUNK
     joined_data_files = 1
     may_have_former = False
-
-    @property
-    def shares_partitions(self) -> bool:
-        return self.granularity == "partition"
 
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
         """Yield the changes of each delete file, with the spec that they share. They also share the partition."""
@@ -256,7 +249,6 @@ class DeletionVectors(DeletePlanner):
     # If a sync changes one of them meanwhile, the next round tries again with all of them.
     joined_data_files = 50
     may_have_former = True
-    shares_partitions = False
 
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
         by_spec: dict[int, list[DvChange]] = defaultdict(list)
@@ -327,14 +319,6 @@ def entries_of(file: DeleteFileRecord, served: Set[str] | None = None) -> list[t
 
 def _entry(plan: SyncPlan, add: AddFile) -> DataFile:
     return data_file_of(add, plan.metrics[add.path], plan.table, *plan.place_of(add))
-
-
-def _with_new_metrics(plan: SyncPlan, data_files: Iterable[str]) -> dict[str, dict[str, DataFile]]:
-    """Return the entries of these data files, by manifest, with the metrics of their new adds."""
-    entries: dict[str, dict[str, DataFile]] = defaultdict(dict)
-    for path in data_files:
-        entries[plan.live[path].manifest_path][path] = _entry(plan, plan.change.dv_changed[path])
-    return entries
 
 
 def _growth(known: LiveFile | None, change: DvChange) -> int:

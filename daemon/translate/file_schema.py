@@ -34,8 +34,7 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import Unsupported
-from daemon.translate.hidden_columns import with_unmapped
-from daemon.translate.name_mapping import Path, first_names, takes_name
+from daemon.translate.name_mapping import Path, first_names, takes_name, with_unmapped
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
