@@ -7,7 +7,7 @@ files of a checkpoint. Tombstones are not read: only VACUUM needs them.
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, TypeVar
@@ -42,9 +42,8 @@ PLACES = {
     "dv_cardinality": ("deletionVector", "cardinality"),
     "base_row_id": ("baseRowId",),
 }
-# Columns that every checkpoint must have, and fields that every add and every deletion vector must have. Some writers
-# have null for the partition values of a table without partitions.
-REQUIRED = ("path", "partition_values", "size")
+# What every add and every deletion vector must have. Some writers have null for the partition values of a table without
+# partitions, but each has the column.
 NEVER_NULL = ("path", "size")
 REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
@@ -55,11 +54,6 @@ COLUMNS = (
     *(f"metaData.{name}" for name in METADATA_FIELDS),
     *("protocol", SIDECAR),
 )
-HINT = (
-    "Restore the file, or remove it if the log has an older checkpoint and all commits after it. Then `dvsync resume` "
-    "the table."
-)
-
 # How writers of Parquet may declare a text to Arrow.
 TEXTS = {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
 
@@ -111,9 +105,8 @@ def read_checkpoint(storage: FileIOStorage, folder: str, checkpoint: Checkpoint)
     """Read all actions except tombstones, up to BATCH_ROWS at a time; `folder` is the log's.
 
     Raises `CorruptInput` naming the file, `ObjectMissing` if a file or sidecar does not exist, and `Unsupported` for a
-    line that is too long or values that take too much memory. Requests for each file: its size, and one read if it has
-    up to BLOCK_BYTES; of a larger Parquet file only the footer and the needed columns of each row group are read, large
-    dictionaries twice.
+    line that is too long or values that take too much memory. Requests for each file: its size, and one read up to
+    BLOCK_BYTES; of a larger Parquet file the footer and the needed columns are read, large dictionaries twice.
     """
     sidecars: list[Sidecar] = []
     for file in checkpoint.files:
@@ -131,14 +124,13 @@ def read_sidecars(storage: FileIOStorage, checkpoint: Checkpoint) -> list[Sideca
 
 
 def _read_file(storage: FileIOStorage, path: str, columns: Sequence[str]) -> Iterator[Rows]:
-    read: Callable[..., Iterator[Rows]] = _read_json if path.endswith(".json") else _read_parquet
     try:
-        yield from read(storage, path, columns)
+        yield from _read_json(storage, path) if path.endswith(".json") else _read_parquet(storage, path, columns)
     except SyncError as error:
         raise error.located(path=path) from error.__cause__
 
 
-def _read_json(storage: FileIOStorage, path: str, _columns: Sequence[str]) -> Iterator[Rows]:
+def _read_json(storage: FileIOStorage, path: str) -> Iterator[Rows]:
     lines = _decode_lines(storage, path)
     while some := list(islice(lines, BATCH_ROWS)):
         yield Rows(
@@ -208,7 +200,7 @@ def _check_schema(schema: pa.Schema) -> None:
         if name in schema.names and not pa.types.is_struct(schema.field(name).type):
             raise _corrupt(f"the checkpoint's {name} is not a struct, but {schema.field(name).type}")
     if "add" in schema.names:
-        for column in REQUIRED:
+        for column in (*NEVER_NULL, "partition_values"):
             (name,) = PLACES[column]
             if schema.field("add").type.get_field_index(name) < 0:
                 raise _corrupt(f"the checkpoint's add has no {name}")
@@ -273,4 +265,8 @@ def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:
 
 
 def _corrupt(what: str) -> CorruptInput:
-    return CorruptInput(what, hint=HINT)
+    return CorruptInput(
+        what,
+        hint="Restore the file, or remove it if the log has an older checkpoint and all commits after it. Then "
+        "`dvsync resume` the table.",
+    )

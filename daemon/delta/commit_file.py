@@ -17,7 +17,7 @@ from daemon.delta.uri import name_file
 from daemon.errors import CorruptInput, Unsupported
 from daemon.texts import excerpt
 
-FileAction = TypeVar("FileAction", AddFile, RemoveFile)
+Action = TypeVar("Action", AddFile, RemoveFile)
 
 # A whole line is decoded in memory, and JSON inside its texts again; the values need many times its size.
 LINE_BYTES_MAX = 16 << 20
@@ -127,7 +127,7 @@ class CommitReader:
             recent_commits=(known.identity,),
         )
 
-    def _resolved(self, location: str, action: FileAction) -> FileAction:
+    def _resolved(self, location: str, action: Action) -> Action:
         try:
             place, uri = name_file(location, action.path)
         except CorruptInput as error:

@@ -49,7 +49,7 @@ def add(
     path: str, deleted: DeletionVectorDescriptor | None = None, *, part: str | None = None, rows: int | None = ROWS
 ) -> AddFile:
     stats = None if rows is None else json.dumps({"numRecords": rows})
-    return AddFile(path, {"p": part}, 100, True, stats, deleted)
+    return AddFile(path, True, deleted, partition_values={"p": part}, size=100, stats=stats)
 
 
 def live_file(
