@@ -15,15 +15,12 @@ from state.records import CommitIdentity, Long
 HEAD_BYTES = 1 << 20
 
 
-class _InCommit(msgspec.Struct, frozen=True):
-    in_commit_timestamp: Long | None = msgspec.field(name="inCommitTimestamp", default=None)
+class _CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    in_commit_timestamp: Long | None = None
 
 
-class _FirstLine(msgspec.Struct, frozen=True):
-    commit_info: _InCommit | None = msgspec.field(name="commitInfo", default=None)
-
-
-_first_line_decoder = msgspec.json.Decoder(_FirstLine)
+class _FirstLine(msgspec.Struct, frozen=True, rename="camel"):
+    commit_info: _CommitInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -48,7 +45,7 @@ def identify(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) ->
     PROTOCOL.md, "In-Commit Timestamps".
     """
     try:
-        info = _first_line_decoder.decode(first_line).commit_info
+        info = msgspec.json.decode(first_line, type=_FirstLine).commit_info
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         info = None
     in_commit_ms = info.in_commit_timestamp if info else None

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Annotated
 
@@ -35,9 +36,6 @@ class _Hint(msgspec.Struct, frozen=True, rename="camel"):
     version: Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
     size_in_bytes: Long | None = None
     parts: Int | None = None
-
-
-_hint_decoder = msgspec.json.Decoder(_Hint)
 
 
 @dataclass(frozen=True)
@@ -102,13 +100,15 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
 
     Requests: a read of `_last_checkpoint`, and one listing that begins RECENT_COMMITS_MAX before the checkpoint that it
     names, or at the start of the log if it is missing or too new. One more listing if no complete checkpoint was found;
-    one existence check for each commit that the listing omits; and the requests of `read_sidecars` if the hint lacks
-    the sidecars' size. All of this once more if a listing has a gap.
+    one existence check for each commit that the listing omits; and those of `read_sidecars` if the hint lacks the
+    sidecars' size. All of this once more if a listing has a gap.
 
-    Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and what
-    `read_sidecars` raises.
+    Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and as `read_sidecars`.
     """
-    hint = _read_hint(storage, log)
+    hint: _Hint | None = None
+    with suppress(ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        data = storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX))
+        hint = msgspec.json.decode(data, type=_Hint)
     try:
         return _load(storage, log, version, hint)
     except CorruptInput:
@@ -128,14 +128,6 @@ def _load(storage: FileIOStorage, log: DeltaLog, version: int | None, hint: _Hin
         checkpoint = replace(checkpoint, sidecars_size_bytes=_size_of_sidecars(storage, checkpoint, hint))
     newest = commits[-1].to_version if commits else checkpoint.version if checkpoint else -1
     return LogSegment(newest, checkpoint, commits, last_commits(listing.commits, newest))
-
-
-def _read_hint(storage: FileIOStorage, log: DeltaLog) -> _Hint | None:
-    """Read `_last_checkpoint`; None if it is missing or broken, because it is only a hint."""
-    try:
-        return _hint_decoder.decode(storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX)))
-    except (ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
 
 
 def _complete(files: list[FileMeta]) -> tuple[FileMeta, ...]:
@@ -210,12 +202,9 @@ def _shortened(
 
 
 def _size_of_sidecars(storage: FileIOStorage, checkpoint: Checkpoint, hint: _Hint | None) -> int:
-    """Return the sidecars' size in bytes: from the hint if it is about this checkpoint, else from the checkpoint.
-
-    A checkpoint of many parts never has sidecars.
-    """
+    """Return the sidecars' size in bytes: from the hint if it is about this checkpoint, else from the checkpoint."""
     if PART_FILE.fullmatch(checkpoint.files[0].name):
-        return 0
+        return 0  # A checkpoint of many parts never has sidecars.
     if hint and hint.version == checkpoint.version and hint.size_in_bytes is not None and not hint.parts:
         return max(hint.size_in_bytes - checkpoint.size_bytes, 0)
     return sum(sidecar.size_in_bytes for sidecar in read_sidecars(storage, checkpoint))

@@ -52,14 +52,6 @@ def _differences(after: PositionSet, before: PositionSet | None) -> Iterator[Bit
         yield bitmap
 
 
-def last_position(positions: PositionSet) -> int:
-    """Return the largest position, -1 if there is none. All containers are decoded, a bounded run of them at a time.
-
-    Raises CorruptInput as `new_positions`.
-    """
-    return max((int(bitmap.max()) for bitmap in _differences(positions, None) if bitmap), default=-1)
-
-
 def as_bitmap(positions: PositionSet) -> BitMap64:
     """Decode all positions of a set at once. Raises CorruptInput as `new_positions`."""
     if isinstance(positions, BitMap64):
@@ -118,7 +110,9 @@ def check_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> in
             bitmap = _deserialize_exactly(BitMap, serialized)
         if bitmap and len(bitmap) == cardinality:
             return int(bitmap.max())
-    return last_position(decode_positions(data, cardinality=cardinality, place=place))
+    # All containers are decoded, a bounded run of them at a time.
+    decoded = _differences(decode_positions(data, cardinality=cardinality, place=place), None)
+    return max((int(bitmap.max()) for bitmap in decoded if bitmap), default=-1)
 
 
 def decode_at_once(data: memoryview, *, cardinality: int) -> BitMap | None:

@@ -11,9 +11,8 @@ from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructTy
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata
-from daemon.delta.features import FEATURES, FOR_WRITERS, check_features, is_readable, used_features
+from daemon.delta.features import FEATURES, FOR_WRITERS, check_features, check_protocol, is_readable, used_features
 from daemon.delta.log import DeltaLog
-from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask, examine_files
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported

@@ -10,10 +10,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from daemon.clock import SystemClock
-from daemon.delta.features import check_features, used_features
+from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
-from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.delta.snapshot import replay
 from daemon.errors import SyncError
 from daemon.spark.compiled import new_object

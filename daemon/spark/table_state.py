@@ -13,9 +13,8 @@ import msgspec
 import pyarrow as pa
 
 from daemon.delta.actions import AddFile, LogicalFile, Metadata, Protocol
-from daemon.delta.features import check_features, used_features
+from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.log import DeltaLog, last_commits, log_gone
-from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.delta.table_state import (
     Reconciliation,
     TableState,

@@ -12,8 +12,7 @@ from pyiceberg.table.refs import MAIN_BRANCH
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.features import check_features, used_features
-from daemon.delta.protocol import check_metadata, check_protocol
+from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.replay import TableChange
 from daemon.delta.vacuum import retention_s
 from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported

@@ -164,7 +164,7 @@ def replayed(location: str, newest_first: list[Commit]) -> set[LogicalFile]:
     newest = _NewestFirst(location)
     for commit in newest_first:
         newest.take_commit(commit)
-    return {add.logical_file for add in newest.state(LogSegment(3, None, (), {}), 3, location).read_adds()}
+    return {add.logical_file for add in newest.state(LogSegment(3, None, (), {}), location).read_adds()}
 
 
 def or_refusal(read: Callable[[], T]) -> tuple[T | None, str | None]:

@@ -20,14 +20,7 @@ from daemon.delta import deletion_vector, large_set
 from daemon.delta import position_set as position_sets
 from daemon.delta.deletion_vector import Vector, find_place, frame_bytes, read_position_sets, read_vectors
 from daemon.delta.large_set import DVPlace
-from daemon.delta.position_set import (
-    PositionSet,
-    check_positions,
-    decode_positions,
-    is_restored,
-    last_position,
-    new_positions,
-)
+from daemon.delta.position_set import PositionSet, check_positions, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.store.files import Span
 from daemon.store.storage import FileIOStorage
@@ -254,8 +247,6 @@ def test_a_check_decodes_every_container(bits: int, rows: int, filler: int) -> N
     encoded[at : at + 2] = encoded[at + 4 : at + 6] if rows == 3 else b"\xff\xff"
     with pytest.raises(CorruptInput, match="containers 0 to "):
         check_positions(memoryview(encoded), cardinality=len(model), place=PLACE)
-    with pytest.raises(CorruptInput, match="containers 0 to "):
-        last_position(decoded(bytes(encoded), len(model)))
 
 
 def test_an_empty_bitmap_with_a_large_key_is_refused() -> None:
