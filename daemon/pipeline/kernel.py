@@ -23,7 +23,7 @@ from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store.durable import force_to_disk, is_local
 from daemon.store.recent import Recent
 from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage
-from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange, is_puffin
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
 READ_CHANGES_MAX: Final = 1024
@@ -119,7 +119,7 @@ class _Outputs:
             if before and after.lacks_positions_of(before):
                 self._restored.append(change.data_file)
                 before = None
-            if task.is_puffin:
+            if is_puffin(task.output_path):
                 self._copy(change, after)
             else:
                 self._translate(change, before.positions() if before else None, after.positions(), after.place)

@@ -66,10 +66,7 @@ METADATA_PROPERTIES = {
 
 @dataclass(frozen=True)
 class Shape:
-    """A Delta schema on the Iceberg side.
-
-    `table` is for translating files, `definition` for defining the table, `deletes` for planning its delete files.
-    """
+    """A Delta schema on the Iceberg side: for translating files, for defining the table, for planning delete files."""
 
     table: TableSchema
     definition: Definition
@@ -81,11 +78,8 @@ class Shape:
             return self
         mapping = with_unmapped(self.table.name_mapping, traits.unmapped, self.table.schema.field_ids)
         table = replace(self.table, name_mapping=mapping, hidden_ids=self.table.hidden_ids | traits.hidden_ids)
-        properties = {
-            **self.definition.properties,
-            **shape_properties(table),
-            **({VECTORIZED_READS: "false"} if traits.has_millis else {}),
-        }
+        properties = {**self.definition.properties, **shape_properties(table)}
+        properties |= {VECTORIZED_READS: "false"} if traits.has_millis else {}
         return replace(self, table=table, definition=replace(self.definition, properties=properties))
 
 
@@ -108,11 +102,9 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
 def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) -> Shape:
     """Return the shape for a Delta metadata. Field ids and spec ids that dvsync gave to `table` are kept.
 
-    For example, `table` has the columns {a: 1, b: 2}, without column mapping:
-
-    - Delta adds c: the schema is {a: 1, b: 2, c: 3}.
-    - Delta changes b from int to string: for Iceberg that is a new column, {a: 1, b: 3}. In files without field ids,
-      the name b then leads to 3, so older snapshots would show nulls in b: 2. `definition.misread` names them.
+    For example, `table` has the columns {a: 1, b: 2}, without column mapping, and Delta changes b from int to string:
+    for Iceberg that is a new column, {a: 1, b: 3}. In files without field ids, the name b then leads to 3, so older
+    snapshots would show nulls in b: 2. `definition.misread` names them.
 
     Raises `Unsupported`.
     """
@@ -193,12 +185,9 @@ def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
         if snapshot.schema_id is not None and schemas.get(snapshot.schema_id)
     }
     own = own_tags(table.metadata)
+    marked = {snapshot.snapshot_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
     return Misread(
-        snapshot_ids=tuple(
-            snapshot.snapshot_id
-            for snapshot in table.metadata.snapshots
-            if snapshot.snapshot_id in found and find_marker(snapshot) is not None
-        ),
+        snapshot_ids=tuple(snapshot_id for snapshot_id in found if snapshot_id in marked),
         columns=tuple(sorted({lost[field_id] for ids in found.values() for field_id in ids})),
         references=tuple(
             f"{ref.snapshot_ref_type} {name} (snapshot {ref.snapshot_id})"
@@ -215,12 +204,12 @@ def _with_features(shape: Shape, table: Table | None, change: TableChange) -> Sh
     What `change` does not have is that of the properties. If there is no such property, as after an older dvsync, the
     check is skipped. Raises `CorruptInput` where Delta would refuse the table.
     """
-    properties = dict(table.properties) if table else {}
-    if change.protocol is not None:
-        properties[DELTA_PROTOCOL] = msgspec.json.encode(change.protocol).decode()
-    if change.metadata is not None:
-        properties[DELTA_FEATURES] = ",".join(sorted(used_features(change.metadata)))
+    properties = table.properties if table else {}
     kept = {key: properties[key] for key in (DELTA_PROTOCOL, DELTA_FEATURES) if key in properties}
+    if change.protocol is not None:
+        kept[DELTA_PROTOCOL] = msgspec.json.encode(change.protocol).decode()
+    if change.metadata is not None:
+        kept[DELTA_FEATURES] = ",".join(sorted(used_features(change.metadata)))
     if len(kept) == 2:
         listing = msgspec.json.decode(kept[DELTA_PROTOCOL], type=Protocol)
         check_features(listing, [feature for feature in kept[DELTA_FEATURES].split(",") if feature])

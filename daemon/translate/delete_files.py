@@ -48,10 +48,6 @@ class DeleteFileTask:
     spec_id: int
     changes: tuple[DvChange, ...]
 
-    @property
-    def is_puffin(self) -> bool:
-        return is_puffin(self.output_path)
-
 
 DeleteFile = PositionDeleteFile | PuffinFile
 
@@ -65,8 +61,7 @@ def is_puffin(path: str) -> bool:
 class DeleteFileResult:
     """The result of a task. Without new positions, no file is written and `file` is None.
 
-    `restored` are the data files of which deleted rows came back. For these, `file` holds all deletions, not only the
-    new ones.
+    `restored` are the data files of which deleted rows came back. For these, `file` holds all deletions.
     """
 
     file: DeleteFile | None
@@ -78,9 +73,8 @@ class Rewrite:
     """A shared delete file to be written again without the data files that leave; it keeps the positions of `kept`.
 
     For example, `old` holds {0, 1} of data file A and {5} of B. Row 1 of A comes back, so A's entry is removed and
-    added again, while B stays. The new delete file holds only {5} of B. Without this rewrite, some readers would lose
-    row 1: by the sequence numbers, `old` does not apply to the new entry of A, but PyIceberg, Polars and DuckDB read
-    `old` because of B, and then apply its positions of A as well.
+    added again. The new delete file holds only {5} of B. Without it, some readers would lose row 1: PyIceberg, Polars
+    and DuckDB read `old` because of B, and apply its positions of A as well, whatever the sequence numbers are.
     """
 
     old: DeleteFileRecord

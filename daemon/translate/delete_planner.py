@@ -230,10 +230,10 @@ class DeletionVectors(DeletePlanner):
     The vectors that a commit changes share new Puffin files. A blob that is no longer used stays in its Puffin file as
     long as the file serves other data files: it is dead.
 
-    PyIceberg 0.12 applies every blob of a Puffin file that a snapshot uses, dead ones too. A dead blob is harmless as
-    long as the data file's vector still has all of its positions. Otherwise the rows would be deleted again, so a
-    Puffin file is replaced as a whole when a data file comes back, or rows of it, of which it has a blob. The vectors
-    of the other data files in it are then copied. So is a position-delete file from version 2: it has one entry.
+    PyIceberg 0.12 applies every blob of a Puffin file that a snapshot uses, dead ones too. That is harmless as long as
+    the data file's vector has all of its positions. So a Puffin file is replaced as a whole when a data file comes
+    back, or rows of it, of which it has a blob; the vectors of the other data files in it are copied. So are those of a
+    position-delete file from version 2, which has one entry.
 
     For example, Puffin file p1 has blobs of the data files A and B.
 
@@ -251,7 +251,7 @@ class DeletionVectors(DeletePlanner):
     may_have_former = True
 
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
-        by_spec: dict[int, list[DvChange]] = defaultdict(list)
+        by_spec = defaultdict[int, list[DvChange]](list)
         for spec_id, each in changes:
             by_spec[spec_id].append(each)
         for spec_id, members in by_spec.items():
@@ -273,11 +273,7 @@ class DeletionVectors(DeletePlanner):
 
     def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
         returned = {*plan.change.added, *plan.restored}
-        return [
-            file
-            for file in plan.older
-            if self.is_former(file.path) or not returned.isdisjoint({*file.served, *file.dead})
-        ]
+        return [each for each in plan.older if self.is_former(each.path) or returned & {*each.served, *each.dead}]
 
     def to_copy(self, plan: SyncPlan) -> Set[str]:
         leaving = self.leaving(plan)

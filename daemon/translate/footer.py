@@ -1,7 +1,4 @@
-"""What a Parquet footer says of the values of a column, in Iceberg's internal form. Pure.
-
-A footer describes all rows of its file, deleted ones too.
-"""
+"""What a Parquet footer says of the values of a column, deleted rows too, in Iceberg's internal form. Pure."""
 
 from __future__ import annotations
 
@@ -49,18 +46,13 @@ def column_ranges(
     for leaf, field in leaves.items():
         place = places.get(".".join(leaf))
         if place is not None and footer.num_row_groups:
-            chunks = [footer.row_group(number).column(place) for number in range(footer.num_row_groups)]
-            yield field, _range(chunks, field.field_type, is_nested=len(leaf) > 1)
-
-
-def _range(chunks: Sequence[pq.ColumnChunkMetaData], field_type: IcebergType, *, is_nested: bool) -> ColumnRange:
-    statistics = [chunk.statistics for chunk in chunks]
-    # Inside a struct, the nulls of the struct count as well.
-    counted = not is_nested and all(each and each.has_null_count for each in statistics)
-    return ColumnRange(
-        null_count=sum(each.null_count for each in statistics) if counted else None,
-        ends=_ends([each for each in statistics if each and each.has_min_max], field_type),
-    )
+            groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+            statistics = [group.column(place).statistics for group in groups]
+            # Inside a struct, the nulls of the struct count as well.
+            counted = len(leaf) == 1 and all(each and each.has_null_count for each in statistics)
+            null_count = sum(each.null_count for each in statistics) if counted else None
+            with_ends = [each for each in statistics if each and each.has_min_max]
+            yield field, ColumnRange(null_count, _ends(with_ends, field.field_type))
 
 
 def _ends(statistics: Sequence[pq.Statistics], field_type: IcebergType) -> tuple[Any, Any] | None:

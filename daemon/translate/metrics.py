@@ -34,6 +34,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from daemon.translate.name_mapping import Path
 from daemon.translate.partition_values import OTHER_YEAR, exact_decimal, in_range, parse_days, timestamp_micros, zone_of
 from daemon.translate.schema import TableSchema
 
@@ -71,15 +72,18 @@ class Metrics:
     beyond: frozenset[int] = frozenset()
 
 
-def parse_stats(
-    stats: str | None, leaves: Mapping[tuple[str, ...], NestedField], record_count: int, *, has_dv: bool
-) -> Metrics:
+def parse_stats(stats: str | None, leaves: Mapping[Path, NestedField], record_count: int, *, has_dv: bool) -> Metrics:
     """Translate an add's `stats` JSON. A column's metrics are left out if they cannot be trusted.
 
     `record_count` is the footer's. If `numRecords` differs, the null counts are not trusted: some writers store the
     number of live rows there (trinodb/trino#30343). Delta ignores statistics that are not JSON objects.
     """
-    parsed = _decode(stats or "")
+    try:
+        parsed = _STATS.decode(stats) if stats and len(stats) <= STATS_CHARACTERS_MAX else {}
+    except (ValueError, ArithmeticError, RecursionError):
+        # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
+        parsed = {}
+    parsed = parsed if isinstance(parsed, dict) else {}
     tight = parsed.get("tightBounds") in (None, True)
     counted = _is_whole(parsed.get("numRecords")) and parsed["numRecords"] == record_count
     null_counts = {
@@ -112,21 +116,9 @@ def parse_stats(
     )
 
 
-def _decode(stats: str) -> dict[str, Any]:
-    try:
-        parsed = _STATS.decode(stats) if len(stats) <= STATS_CHARACTERS_MAX else None
-    except (ValueError, ArithmeticError, RecursionError):
-        # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {}
-
-
-def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the values of `tree` at the leaves. Nested structs are nested objects.
-
-    Walks over the statistics, not over the table's columns: usually only the first 32 columns have statistics.
-    """
-    objects: list[tuple[tuple[str, ...], Any]] = [((), tree)] if isinstance(tree, dict) else []
+def _walk(tree: Any, leaves: Mapping[Path, NestedField]) -> Iterator[tuple[Path, Any]]:
+    """Yield the values of `tree` at the leaves. Usually only the first 32 columns of a table have statistics."""
+    objects: list[tuple[Path, Any]] = [((), tree)] if isinstance(tree, dict) else []
     while objects:
         parent, values = objects.pop()
         for name, value in values.items():
@@ -161,7 +153,9 @@ def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, A
             low, high = map(_float, ends)
             if isinstance(field_type, DoubleType):
                 low, high = min(low, _as_float32(low)), max(high, _as_float32(high))
-            bounds = _float_bounds(low, high)
+            # Iceberg spec, "Manifests": no NaN, -0.0 as lower and 0.0 as upper bound.
+            if not (math.isnan(low) or math.isnan(high)):
+                bounds = (low or -0.0), (high or 0.0)
         case DecimalType() if all(isinstance(end, Decimal) or DECIMAL.fullmatch(str(end)) for end in ends):
             bounds = (
                 _decimal_bound(minimum, field_type, ROUND_FLOOR),
@@ -184,37 +178,25 @@ def _is_whole(value: Any) -> bool:
 
 
 def _float(value: Any) -> float:
-    if isinstance(value, str):
-        value = NOT_FINITE.get(value)
+    value = NOT_FINITE.get(value) if isinstance(value, str) else value
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError("Delta does not read this as a number")
     return float(value)
 
 
-def _float_bounds(low: float, high: float) -> tuple[float, float] | None:
-    """Return the bounds by the rules of the Iceberg spec, "Manifests": no NaN, -0.0 as lower and 0.0 as upper bound."""
-    if math.isnan(low) or math.isnan(high):
-        return None
-    return (-0.0 if low == 0 else low), (0.0 if high == 0 else high)
-
-
 def _as_float32(number: float) -> float:
-    """Return the value in a file that was written when the column was a float.
-
-    For example, Delta's statistics have 0.7, but the file has 0.699999988079071.
-    """
+    """Return what a file has from when the column was a float: 0.699999988079071, where the statistics have 0.7."""
     try:
-        (found,) = struct.unpack("<f", struct.pack("<f", number))
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return number
-    return float(found)
 
 
 def _decimal_bound(stated: Any, field_type: DecimalType, rounding: str) -> Decimal:
-    """Return a safe bound. delta-rs writes decimals as doubles, so `stated` can be off by a double's rounding.
+    """Return a bound, moved outwards if it can be off by a double's rounding: delta-rs writes decimals as doubles.
 
-    The bound is then moved outwards by that much. A value with more digits than a double has is exact, and so is one
-    of at most 15 digits. Raises ArithmeticError or ValueError when the type cannot hold the bound.
+    A value of at most 15 digits is exact, or of more than a double has. Raises ArithmeticError or ValueError when the
+    type cannot hold the bound.
     """
     number = Decimal(stated)
     if field_type.precision <= DOUBLE_DIGITS or AS_DOUBLE.plus(number) != number:
@@ -236,8 +218,8 @@ def _moments(text: str, field_type: TimestampType | TimestamptzType) -> tuple[in
 def metrics_properties(table: TableSchema) -> dict[str, str]:
     """Iceberg table properties that keep engines from computing MIN and MAX from inexact bounds.
 
-    Bounds are inexact for strings and timestamps, which Delta cuts; for floats, because of signed zeros and of NaN,
-    which bounds ignore; and for decimals, which some writers store as doubles.
+    These are strings and timestamps, which Delta cuts; floats, because of signed zeros and NaN; and decimals, which
+    some writers store as doubles.
     """
     return {
         f"write.metadata.metrics.column.{table.schema.find_column_name(field.field_id)}": "counts"

@@ -21,10 +21,9 @@ NOTHING = MappedField(names=[])
 
 
 def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
-    """Yield the columns, by physical name, whose id changed.
+    """Yield the columns, by physical name, whose id changed: Delta gives new ids when column mapping is switched on.
 
-    When column mapping is switched on, Delta assigns new ids to the columns of existing files. The metrics and
-    partition values of live files would then belong to other columns.
+    The metrics and partition values of live files would then belong to other columns.
     """
     before = {field.names[0]: field for field in old if field.names and (field.field_id or 0) < HIDDEN_ID_START}
     for field in new:
@@ -37,18 +36,17 @@ def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], pare
 
 
 def find_lost(before: Iterable[MappedField], after: Iterable[MappedField], parent: Path = ()) -> dict[int, str]:
-    """Return the field ids that lost a name: `before` maps the name to the id, `after` does not.
+    """Return the field ids that lost a name: if `before` maps `a` to 1 and `after` maps `a` to 7, that is {1: "a"}.
 
-    In files without field ids, readers no longer find these columns. This holds for every snapshot, because the name
-    mapping belongs to the table, not to a snapshot (Iceberg spec, "Column Projection"). For example, if `before` maps
-    `a` to 1 and `after` maps `a` to 7, the result is {1: "a"}.
+    In files without field ids, readers of any snapshot no longer find these columns: the name mapping belongs to the
+    table (Iceberg spec, "Column Projection").
     """
     by_name = {name: field for field in after for name in field.names}
     lost = {}
     for field in before:
         now = {name: by_name.get(name, NOTHING) for name in field.names}
-        for name in field.names:
-            if field.field_id is not None and now[name].field_id != field.field_id:
+        for name, found in now.items():
+            if field.field_id is not None and found.field_id != field.field_id:
                 lost[field.field_id] = ".".join((*parent, name))
         for each in {id(each): each for each in now.values()}.values():
             lost |= find_lost(field.fields, each.fields, (*parent, field.names[0]))
@@ -79,17 +77,16 @@ def _by_name(fields: Iterable[MappedField]) -> dict[str, list[MappedField]]:
 
 
 def folded(path: Path) -> Path:
-    """Return the path as Delta compares it: without regard to case, by Java's toLowerCase, which is Python's lower."""
+    """Return the path as Delta compares it: by Java's toLowerCase, which is Python's lower."""
     return tuple(name.lower() for name in path)
 
 
 def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], ids: Container[int]) -> list[MappedField]:
     """Return the mapped columns `fields` with the names in `former`: PyIceberg refuses files with unmapped names.
 
-    `ids` are those of all columns. Columns that were dropped, or that only files have, keep their ids (Iceberg spec,
-    "Column Projection": a mapping may contain ids that the schema does not have). Such a column whose name a new column
-    has, but for upper and lower case, becomes that column, because Delta ignores case. For example, Delta adds `extra`,
-    and a file has `Extra` with the fields x and y: `extra` gets the other name `Extra`, and the field y.
+    `ids` are those of all columns. Columns that were dropped, or that only files have, keep their ids. One whose name a
+    new column has, but for case, becomes that column, because Delta ignores case. For example, Delta adds `extra`, and
+    a file has `Extra` with the fields x and y: `extra` gets the other name `Extra`, and the field y.
     """
     by_id, by_name = {field.field_id: field for field in former}, _by_name(former)
     mapped = []
@@ -156,8 +153,8 @@ def with_unmapped(mapping: NameMapping, unmapped: Iterable[Path], columns: Colle
 def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
     """Return the mapping with `column`, in which files have row ids of their own, as Iceberg's `_row_id`.
 
-    Another column that was `_row_id` before is hidden: readers refuse two of them, and Delta does not use its ids any
-    more. Delta names a new column when row tracking is dropped and added again.
+    Another column that was `_row_id` before is hidden: readers refuse two, and Delta names a new column when row
+    tracking is dropped and added again.
     """
     kept = [field for field in mapping.root if field.field_id != ROW_ID and column not in field.names]
     former = [(name,) for field in mapping.root if field.field_id == ROW_ID for name in field.names if name != column]
@@ -167,20 +164,14 @@ def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
 def _with_field(
     fields: Sequence[MappedField], path: Path, field_id: int, columns: Collection[int]
 ) -> list[MappedField]:
-    name, rest = path[0], path[1:]
-    if not rest and not any(_is_spelled(field, name, columns) for field in fields):
-        return [*fields, MappedField(field_id=field_id, names=[name], fields=[])]
-    changed = []
+    (name, *rest), changed, is_known = path, [], False
     for field in fields:
-        if rest and name in field.names:
-            inner = _with_field(field.fields, rest, field_id, columns)
-            changed.append(MappedField(field_id=field.field_id, names=field.names, fields=inner))
-        elif not rest and _is_spelled(field, name, columns):
-            changed.append(MappedField(field_id=field.field_id, names=[*field.names, name], fields=field.fields))
-        elif rest or name not in field.names:
-            changed.append(field)
-    return changed
-
-
-def _is_spelled(field: MappedField, name: str, columns: Collection[int]) -> bool:
-    return field.field_id in columns and field.names[0].lower() == name.lower()
+        names, inner = field.names, field.fields
+        if rest and name in names:
+            inner = _with_field(inner, tuple(rest), field_id, columns)
+        elif not rest and field.field_id in columns and names[0].lower() == name.lower():
+            names, is_known = [*names, name], True
+        elif not rest and name in names:
+            continue
+        changed.append(MappedField(field_id=field.field_id, names=names, fields=inner))
+    return changed if rest or is_known else [*fields, MappedField(field_id=field_id, names=[name], fields=[])]
