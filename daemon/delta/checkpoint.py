@@ -49,11 +49,8 @@ REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
 SIDECAR = "sidecar"
 # Small structs are read whole: if a column is not a struct, Arrow silently ignores `column.field`.
-COLUMNS = (
-    *dict.fromkeys(f"add.{names[0]}" for names in PLACES.values()),
-    *(f"metaData.{name}" for name in METADATA_FIELDS),
-    *("protocol", SIDECAR),
-)
+ADD_COLUMNS = dict.fromkeys(f"add.{names[0]}" for names in PLACES.values())
+COLUMNS = (*ADD_COLUMNS, *(f"metaData.{name}" for name in METADATA_FIELDS), "protocol", SIDECAR)
 # How writers of Parquet may declare a text to Arrow.
 TEXTS = {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
 
@@ -192,10 +189,7 @@ def _open_parquet(source: Any, **options: Any) -> pq.ParquetFile:
 
 
 def _check_schema(schema: pa.Schema) -> None:
-    """Raise `CorruptInput` if `add` or `sidecar` is not a struct, or if a field of `add` is missing or of a wrong type.
-
-    PROTOCOL.md, "Checkpoints": "Any missing column should be treated as null".
-    """
+    """Raise `CorruptInput` if `add` or `sidecar` is not a struct, or a field of `add` is missing or of a wrong type."""
     for name in ("add", SIDECAR):
         if name in schema.names and not pa.types.is_struct(schema.field(name).type):
             raise _corrupt(f"the checkpoint's {name} is not a struct, but {schema.field(name).type}")

@@ -43,14 +43,12 @@ _CRC_FIELD: Final = struct.Struct(">I")
 SIZE_FIELD_BYTES: Final = _SIZE_FIELD.size
 FRAME_BYTES: Final = SIZE_FIELD_BYTES + _CRC_FIELD.size  # before and after the bytes
 _BLOB: Final = slice(SIZE_FIELD_BYTES, -_CRC_FIELD.size)  # of a frame
-_MAGIC: Final = slice(SIZE_FIELD_BYTES, SIZE_FIELD_BYTES + len(MAGIC_PORTABLE_BYTES))
 
 # Z85 (ZeroMQ RFC 32) is base64.b85decode with another alphabet. '"' is in neither, so it marks illegal characters.
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85_TO_B85: Final = bytes.maketrans(bytes(set(range(256)) - set(_Z85)) + _Z85, b'"' * (256 - 85) + _B85)
 _B85_TO_Z85: Final = bytes.maketrans(_B85, _Z85)
-INLINE_PATH_CHARACTERS_MAX: Final = 60
 
 # Enough for a data file of 2^32 rows with every second row deleted.
 DV_BYTES_MAX: Final = 1 << 29
@@ -75,12 +73,11 @@ class DvFile:
 def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVPlace:
     """Find the file and offset of a DV. PROTOCOL.md, "Deletion Vector Descriptor Schema" and "Derived Fields".
 
-    An absent `offset` is read as 1. The protocol says 0, but byte 0 is the file's version, so a read at 0 always
-    fails. delta-kernel-rs (`deletion_vector.rs`) reads at 1, and we follow it.
+    An absent `offset` is read as 1, as delta-kernel-rs does. The protocol says 0, which is the file's version byte.
     """
     offset = FIRST_DV_OFFSET if descriptor.offset is None else descriptor.offset
     if descriptor.storage_type == "i":
-        place = DVPlace(descriptor.unique_id[:INLINE_PATH_CHARACTERS_MAX], None)
+        place = DVPlace(descriptor.unique_id[:60], None)
     else:
         place = DVPlace(_find_file(table_location, descriptor.storage_type, descriptor.path_or_inline_dv), offset)
     if descriptor.size_in_bytes < 0 or offset < 0:
@@ -141,7 +138,7 @@ class Vector(msgspec.Struct, frozen=True):
 
     def portable_frame(self) -> memoryview:
         """The frame in the portable form, which Puffin files have too. Only the native form is rewritten."""
-        if self.frame[_MAGIC] == MAGIC_PORTABLE_BYTES:
+        if self._blob[: len(MAGIC_PORTABLE_BYTES)] == MAGIC_PORTABLE_BYTES:
             return self.frame
         return frame_bytes(encode_positions(as_bitmap(self.positions())))
 
@@ -165,9 +162,8 @@ def read_vectors(
 ) -> list[Vector]:
     """Read the DV of each descriptor, in order. Those in `recent` are not read again, and the others come in there.
 
-    Raises CorruptInput, Unsupported (an unknown storage type), and what `storage` raises.
-
-    DVs that are near each other in one file share one ranged read, because a `.bin` file can hold thousands of DVs.
+    Those that are near each other in one file share one ranged read, because a `.bin` file can hold thousands. Raises
+    CorruptInput, Unsupported (an unknown storage type), and what `storage` raises.
     """
     places = [find_place(table_location, descriptor) for descriptor in descriptors]
     frames = [memoryview(b"")] * len(places)

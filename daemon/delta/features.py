@@ -29,14 +29,11 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True)
 class Feature:
-    """What dvsync does with tables that list a feature. Readers may ignore it unless it is `of_readers`.
-
-    The note of a refused feature is the hint of the refusal.
-    """
+    """What dvsync does with tables that list a feature. The note of a refused feature is the hint of the refusal."""
 
     decision: Decision
     note: str
-    of_readers: bool = True
+    of_readers: bool = True  # False: readers may ignore it
 
 
 def _of_writers(note: str = "concerns writers only", decision: Decision = Decision.FOLLOWED) -> Feature:
@@ -238,8 +235,7 @@ def _with_required(features: set[str]) -> set[str]:
 
 
 def check_protocol(protocol: Protocol) -> None:
-    """Raise `Unsupported` naming every reader feature that is not known or refused, and `CorruptInput` for a protocol
-    that contradicts itself."""
+    """Raise `Unsupported` naming each reader feature that is unknown or refused, `CorruptInput` for a contradiction."""
     if not READER_VERSION_MIN <= protocol.min_reader_version <= READER_VERSION_MAX:
         raise Unsupported(
             f"Delta reader version {protocol.min_reader_version} is not known ({READER_VERSION_MIN} to "

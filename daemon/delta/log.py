@@ -185,10 +185,10 @@ class DeltaLog:
     ) -> None:
         """Raise `ResyncNeeded` if the commit file of `version` is not the commit made at `timestamp_ms`.
 
-        `recent` may have its identity from an earlier process. One request if the file is unchanged. A file with
-        another time but the same size and head is the same commit, because a store may report different times for one
-        file. If the file is gone, log cleanup has removed it, or the log is another one. The totals of the next version
-        show which, if it has a checksum file. Otherwise `ResyncNeeded` is raised, too, if the next version is there.
+        `recent` may have its identity from an earlier process. One request if the file is unchanged. With another time,
+        but the same size and head, it is the same commit: stores may report different times for one file. If it is
+        gone, log cleanup has removed it, or the log is another one: the totals of the next version show which. Without
+        them, `ResyncNeeded` is raised, too, if the next version is there.
         """
         known = self._known
         if known is None or (known.identity.version, known.timestamp_ms) != (version, timestamp_ms):
@@ -286,7 +286,7 @@ class DeltaLog:
         )
 
     def check_written(self, commits: Mapping[int, FileMeta]) -> None:
-        """Raise what `read_commit` raises for one of these commit files that is too small to hold an action.
+        """Raise what `read_commit` raises for those of these files that are too small to hold an action.
 
         Delta reads an empty file as a commit without changes, and so loses the rows of an interrupted writer.
         """
@@ -301,8 +301,8 @@ class DeltaLog:
     def identify(self, listed: Mapping[int, FileMeta], recent: Iterable[CommitIdentity]) -> tuple[CommitIdentity, ...]:
         """Identify commits that were listed before a state was read, to be remembered beside it.
 
-        A read of each one whose size or time differs from that in `recent`. If it is another one by now, it is
-        remembered as it was listed, and the next listing tells.
+        A read of each one whose size or time differs from that in `recent`. One that is another by now is remembered
+        as it was listed, and the next listing tells.
         """
 
         def probe(version: int) -> KnownCommit:

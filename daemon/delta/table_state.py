@@ -27,8 +27,7 @@ DV_FIELDS = {
     "dv_size": "size_in_bytes",
     "dv_cardinality": "cardinality",
 }
-# One row for each live file: the needed fields of its add action, with the deletion vector's fields as columns. `uri`
-# is null until `resolve_rows`, and for nearly all files afterwards.
+# A row for each live file: the needed fields of its add. `uri` is null until `resolve_rows`, and mostly afterwards.
 ADDS = pa.schema(
     [
         pa.field("path", pa.string()),
@@ -83,9 +82,8 @@ class TableState(ABC):
     ) -> Iterable[T]:
         """Apply `function` to the live files, with statistics, in `parts` parts, each sorted by path.
 
-        `function` takes a part's number, from 0 on, and its files, and may run in other processes. A part without
-        files may be skipped. `on_progress` receives the number of parts done, and of all parts. The values may be
-        iterated several times. Raises what `function` raises.
+        `function` takes a part's number and its files, and may run in other processes. A part without files may be
+        skipped. `on_progress` receives the number of parts done, and of all. The values may be iterated several times.
         """
 
 
@@ -111,10 +109,7 @@ def check_rows(rows: pa.Table) -> None:
 
 
 class Reconciliation:
-    """Tells which logical files are live. Commits come from the newest to the oldest: a file's first action decides.
-
-    Delta PROTOCOL.md, "Action Reconciliation".
-    """
+    """Tells which logical files are live. Commits come from the newest to the oldest: a file's first action decides."""
 
     def __init__(self) -> None:
         self._added: set[LogicalFile] = set()
@@ -132,10 +127,7 @@ class Reconciliation:
         return {path for path, _ in (*self._added, *self._removed)}
 
     def is_live(self, file: LogicalFile) -> bool:
-        """Return whether no commit so far decided about the file. Raises `FileLiveTwice` if nobody can tell.
-
-        See `fold_identity`.
-        """
+        """Return whether no commit so far decided about the file. Raises `FileLiveTwice` if nobody can tell."""
         if file in self._added:
             return False
         path, identity = file
@@ -168,10 +160,7 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
 
 
 def resolve_rows(location: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Replace the columns `path` and `uri` as `name_file` does; `uri` may be missing.
-
-    Raises `CorruptInput` for a path that Delta cannot read.
-    """
+    """Replace the columns `path` and `uri` as `name_file` does, and raises; `uri` may be missing."""
     paths = rows["path"]
     others = pc.invert(pc.match_substring_regex(paths, PLAIN_PATH))
     places = pc.binary_join_element_wise(location, paths, "/")
