@@ -1,21 +1,24 @@
-"""One commit file: its lines, typed and checked against each other. `log.py` reads its bytes.
+"""One commit file: its lines, typed and checked, and what tells it from another one in its place.
 
-Delta PROTOCOL.md, "Delta Log Entries" and "Actions".
+Delta PROTOCOL.md, "Delta Log Entries" and "Actions". `log.py` reads its bytes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
 from msgspec.structs import replace as with_fields
 
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, find_doubled
-from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit
 from daemon.delta.uri import name_file
 from daemon.errors import CorruptInput, Unsupported
+from daemon.store.files import FileMeta
 from daemon.texts import excerpt
+from state.records import CommitIdentity, Long
 
 Action = TypeVar("Action", AddFile, RemoveFile)
 
@@ -23,6 +26,8 @@ Action = TypeVar("Action", AddFile, RemoveFile)
 LINE_BYTES_MAX = 16 << 20
 # Delta's own names of operations are shorter than 50.
 OPERATION_CHARACTERS_MAX = 100
+# How much of a commit file is hashed.
+HEAD_BYTES = 1 << 20
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -167,3 +172,73 @@ def too_large(what: str, version: int, path: str) -> Unsupported:
         "`engine` must not be local."
     )
     return Unsupported(what, version=version, path=path, hint=hint)
+
+
+class _CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    in_commit_timestamp: Long | None = None
+
+
+class _FirstLine(msgspec.Struct, frozen=True, rename="camel"):
+    commit_info: _CommitInfo | None = None
+
+
+@dataclass(frozen=True)
+class KnownCommit:
+    """A commit file that was read. `timestamp_ms` is the commit's time then; later the store may report another one."""
+
+    identity: CommitIdentity
+    timestamp_ms: int
+
+    def is_untouched(self, meta: FileMeta) -> bool:
+        """Return whether size and time are the same. MinIO lists milliseconds, and sends whole seconds with a file."""
+        times_ms = (self.identity.modified_ms, meta.modified_ms)
+        step_ms = 1 if all(time_ms % 1000 for time_ms in times_ms) else 1000
+        return self.identity.size_bytes == meta.size and times_ms[0] // step_ms == times_ms[1] // step_ms
+
+    def has_content_of(self, other: KnownCommit) -> bool:
+        return (self.identity.size_bytes, self.identity.head) == (other.identity.size_bytes, other.identity.head)
+
+    def what_differs(self, now: KnownCommit) -> str:
+        """Return what tells two files apart: only the time, if nobody knows the former content."""
+        is_time = self.identity.head is None and self.identity.size_bytes == now.identity.size_bytes
+        return "time" if is_time else "content"
+
+    def is_same_commit(self, other: KnownCommit) -> bool:
+        if self.identity.head is not None:
+            return self.has_content_of(other)
+        return (self.identity.size_bytes, self.timestamp_ms) == (other.identity.size_bytes, other.timestamp_ms)
+
+
+def identify(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) -> KnownCommit:
+    """Identify a commit file by its first HEAD_BYTES. An in-commit timestamp is in the commitInfo of its first line.
+
+    PROTOCOL.md, "In-Commit Timestamps".
+    """
+    try:
+        info = msgspec.json.decode(first_line, type=_FirstLine).commit_info
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        info = None
+    in_commit_ms = info.in_commit_timestamp if info else None
+    identity = CommitIdentity(version, meta.size, meta.modified_ms, zlib.crc32(head))
+    return KnownCommit(identity, meta.modified_ms if in_commit_ms is None else in_commit_ms)
+
+
+def compare_listed(
+    listed: Mapping[int, FileMeta], recent: Iterable[CommitIdentity], probe: Callable[[int], KnownCommit | None]
+) -> tuple[list[CommitIdentity], list[tuple[int, str]]]:
+    """Return the `listed` commits as they are now, and those that are not the `recent` ones any more: what differs.
+
+    A file of another size or time is read by `probe`. If its content is the same, so is the commit: a store may report
+    other times, and a listing may be old. Without a hash of the former content, another time is another commit.
+    """
+    known = {each.version: KnownCommit(each, each.modified_ms) for each in recent}
+    now, replaced = list[CommitIdentity](), list[tuple[int, str]]()
+    for version, meta in listed.items():
+        before = known.get(version)
+        if before is None or before.is_untouched(meta):
+            now.append(before.identity if before else CommitIdentity(version, meta.size, meta.modified_ms))
+        elif found := probe(version):
+            now.append(found.identity)
+            if not before.has_content_of(found):
+                replaced.append((version, before.what_differs(found)))
+    return now, replaced

@@ -15,8 +15,7 @@ import msgspec
 from daemon.clock import Clock
 from daemon.delta.actions import Commit
 from daemon.delta.checksum import Totals
-from daemon.delta.commit_file import CommitReader, too_large
-from daemon.delta.commit_identity import HEAD_BYTES, KnownCommit, compare_listed, identify, what_differs
+from daemon.delta.commit_file import HEAD_BYTES, CommitReader, KnownCommit, compare_listed, identify, too_large
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.store.files import FileMeta, Span
 from daemon.store.storage import FileIOStorage
@@ -205,7 +204,7 @@ class DeltaLog:
             self._known = replace(found, timestamp_ms=timestamp_ms)
             return
         else:
-            what = _replaced(version, what_differs(known.identity, found.identity) if known else "timestamp")
+            what = _replaced(version, known.what_differs(found) if known else "timestamp")
         raise self._other_log(what, version)
 
     def is_untouched(self, version: int) -> bool:
@@ -234,7 +233,7 @@ class DeltaLog:
         `recent`, `CorruptInput` if the log has a gap there, and `ObjectMissing` if there is no log.
 
         Returns what is new about the last commits up to `after`: those that `recent` lacks, or has with another time.
-        Commits that log cleanup removed are passed over; so are those before `recent` begins.
+        Those that log cleanup removed, or from before `recent` begins, are passed over.
 
         One listing or two, and a read of each commit with another size or time, so it is called at starts and every few
         minutes. With `after` = 5:
@@ -243,7 +242,7 @@ class DeltaLog:
         - the log has 5, 7 and no checkpoint after 5: commit 6 was lost, which is a gap;
         - the log has 0, 1 only: the table was recreated at the same place.
 
-        A commit that a listing omits is asked for once more: some stores and cached NFS folders list old contents.
+        A commit that a listing omits is asked for: some stores and cached NFS folders list old contents.
         """
         commits, checkpoints = self._list(after=f"{max(after + 1 - RECENT_COMMITS_MAX, 0):020d}")
         beyond = [version for version in commits if version > after]

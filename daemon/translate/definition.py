@@ -9,12 +9,12 @@ import msgspec
 from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.table.refs import MAIN_BRANCH
+from pytimeparse2 import parse as parse_timespan
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.replay import TableChange
-from daemon.delta.vacuum import retention_s
 from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported
 from daemon.iceberg.manifests import has_row_lineage
 from daemon.iceberg.marker import find_marker, shown_by
@@ -62,6 +62,10 @@ METADATA_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "100",
 }
+
+
+# How long log cleanup and VACUUM keep the log and older versions' files: table properties, and Delta's defaults.
+RETENTIONS_S = {"delta.logRetentionDuration": 30 * 86_400.0, "delta.deletedFileRetentionDuration": 7 * 86_400.0}
 
 
 @dataclass(frozen=True)
@@ -174,6 +178,15 @@ def row_id_column(metadata: Metadata) -> str:
     """
     tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true"
     return metadata.configuration.get(ROW_ID_COLUMN, "") if tracks and metadata.column_mapping_mode == "none" else ""
+
+
+def retention_s(metadata: Metadata) -> float:
+    """Return how long the files of a replaced version are surely kept. An invalid time span counts as unset."""
+    spans_s = []
+    for key, default_s in RETENTIONS_S.items():
+        span_s = parse_timespan(metadata.configuration.get(key, "").lower().removeprefix("interval").strip())
+        spans_s.append(span_s if isinstance(span_s, int | float) and span_s >= 0 else default_s)
+    return float(min(spans_s))
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
