@@ -140,10 +140,7 @@ class CommitReader:
         return with_fields(action, path=place, uri=uri)
 
     def _check_file_actions(self, adds: tuple[AddFile, ...], removes: tuple[RemoveFile, ...]) -> None:
-        """Raise `CorruptInput` if two actions contradict each other: the actions of a commit have no order.
-
-        PROTOCOL.md, "Action Reconciliation".
-        """
+        """Raise `CorruptInput` if two actions contradict each other: the actions of a commit have no order."""
         # Only such adds can be of one logical file.
         if find_doubled(add.path for add in adds) and (doubled := find_doubled(add.logical_file for add in adds)):
             (data_file, _), count = doubled
@@ -210,10 +207,7 @@ class KnownCommit:
 
 
 def identify(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) -> KnownCommit:
-    """Identify a commit file by its first HEAD_BYTES. An in-commit timestamp is in the commitInfo of its first line.
-
-    PROTOCOL.md, "In-Commit Timestamps".
-    """
+    """Identify a commit file by its first HEAD_BYTES. Its first line has the in-commit timestamp of PROTOCOL.md."""
     try:
         info = msgspec.json.decode(first_line, type=_FirstLine).commit_info
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):

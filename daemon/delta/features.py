@@ -31,31 +31,28 @@ class Decision(StrEnum):
 class Feature:
     """What dvsync does with tables that list a feature. The note of a refused feature is the hint of the refusal."""
 
-    decision: Decision
     note: str
+    decision: Decision = Decision.FOLLOWED
     of_readers: bool = True  # False: readers may ignore it
 
 
-def _of_writers(note: str = "concerns writers only", decision: Decision = Decision.FOLLOWED) -> Feature:
-    return Feature(decision, note, of_readers=False)
+def _of_writers(note: str, decision: Decision = Decision.FOLLOWED) -> Feature:
+    return Feature(note, decision, of_readers=False)
 
 
-FOR_WRITERS = _of_writers()
-_WIDENING = Feature(
-    Decision.FOLLOWED,
-    "dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings",
-)
-_VARIANT = Feature(Decision.IF_UNUSED, "dvsync refuses variant columns by name")
-_GEOSPATIAL = Feature(Decision.IF_UNUSED, "dvsync refuses geometry and geography columns by name")
+FOR_WRITERS = _of_writers("concerns writers only")
+_WIDENING = Feature("dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings")
+_VARIANT = Feature("dvsync refuses variant columns by name", Decision.IF_UNUSED)
+_GEOSPATIAL = Feature("dvsync refuses geometry and geography columns by name", Decision.IF_UNUSED)
 _CATALOG_MANAGED = Feature(
-    Decision.REFUSED, "The table's commits are ratified by a catalog and may not be read by path."
+    "The table's commits are ratified by a catalog and may not be read by path.", Decision.REFUSED
 )
 _ICEBERG_IDS = _of_writers("dvsync uses its ids of elements, keys and values")
 # Of Delta 4.4 on Spark, Delta's kernels and proposals. docs/compatibility.md says the same, and a test holds it against
 # Delta's own list. Of other features, those that readers must know are refused, and those for writers are ignored.
 FEATURES: dict[str, Feature] = {
     "adaptiveMetadata-preview": Feature(
-        Decision.REFUSED, "The table's files are listed in manifests of Iceberg v4, and not in the Delta log."
+        "The table's files are listed in manifests of Iceberg v4, and not in the Delta log.", Decision.REFUSED
     ),
     "allowColumnDefaults": FOR_WRITERS,
     "appendOnly": FOR_WRITERS,
@@ -67,9 +64,9 @@ FEATURES: dict[str, Feature] = {
     "clustering": _of_writers("no effect: Iceberg shows the same files"),
     "collations": _of_writers("columns with collations are strings"),
     "collations-preview": _of_writers("columns with collations are strings"),
-    "columnMapping": Feature(Decision.FOLLOWED, "Iceberg gets Delta's field ids; dvsync follows renames and drops"),
+    "columnMapping": Feature("Iceberg gets Delta's field ids; dvsync follows renames and drops"),
     "coordinatedCommits-preview": _of_writers("dvsync refuses a table with a coordinator", Decision.IF_UNUSED),
-    "deletionVectors": Feature(Decision.FOLLOWED, "become position-delete files"),
+    "deletionVectors": Feature("become position-delete files"),
     "domainMetadata": FOR_WRITERS,
     "generatedColumns": FOR_WRITERS,
     "geospatial": _GEOSPATIAL,
@@ -84,18 +81,16 @@ FEATURES: dict[str, Feature] = {
     "invariants": FOR_WRITERS,
     "materializePartitionColumns": FOR_WRITERS,
     "redirectReaderWriter-preview": Feature(
-        Decision.REFUSED, "Readers are redirected to another table: sync that one."
+        "Readers are redirected to another table: sync that one.", Decision.REFUSED
     ),
     "redirectWriterOnly-preview": FOR_WRITERS,
     "rowTracking": _of_writers("its hidden columns stay hidden"),
-    "timestampNtz": Feature(Decision.FOLLOWED, "timestamps without a time zone"),
-    "timestampWithoutTimezone": Feature(
-        Decision.FOLLOWED, "timestamps without a time zone, by a name that Delta on Spark does not know"
-    ),
+    "timestampNtz": Feature("timestamps without a time zone"),
+    "timestampWithoutTimezone": Feature("timestamps without a time zone, by a name that Delta on Spark does not know"),
     "typeWidening": _WIDENING,
     "typeWidening-preview": _WIDENING,
-    "v2Checkpoint": Feature(Decision.FOLLOWED, "Delta itself reads the checkpoints"),
-    "vacuumProtocolCheck": Feature(Decision.FOLLOWED, "changes no rows"),
+    "v2Checkpoint": Feature("Delta itself reads the checkpoints"),
+    "vacuumProtocolCheck": Feature("changes no rows"),
     "variantShredding": _VARIANT,
     "variantShredding-preview": _VARIANT,
     "variantType": _VARIANT,
@@ -144,10 +139,7 @@ def is_readable(name: str) -> bool:
 
 
 def used_features(metadata: Metadata) -> frozenset[str]:
-    """Return the table features that the metadata's properties and schema use. The schema must be valid.
-
-    Raises `CorruptInput` for a property whose value Delta does not know.
-    """
+    """Return the table features that valid metadata uses. Raises `CorruptInput` for a value unknown to Delta."""
     properties = metadata.configuration
     used = {feature for key, feature in SWITCHES.items() if _value(metadata, key, ("false", "true")) == "true"}
     if metadata.column_mapping_mode != "none":
@@ -210,10 +202,8 @@ def fields_of(kind: Any) -> Sequence[dict[str, Any]]:
 
 
 def check_features(protocol: Protocol, used: Iterable[str]) -> None:
-    """Raise `CorruptInput` naming every feature that is used, or required by a listed feature, but not listed.
-
-    Protocol versions older than table features list none; each of these versions implies its features.
-    """
+    """Raise `CorruptInput` naming every feature that is used, or required by a listed one, but not listed."""
+    # Protocol versions older than table features list none; each of these versions implies its features.
     if protocol.min_reader_version < TABLE_FEATURES_READER and protocol.min_writer_version < TABLE_FEATURES_WRITER:
         return
     listed = set(protocol.writer_features or ())

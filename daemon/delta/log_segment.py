@@ -53,15 +53,12 @@ class CommitFile:
 
 @dataclass(frozen=True)
 class LogSegment:
-    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, oldest first.
-
-    `recent_commits` are the last commit files up to `version` that were listed, also those before the checkpoint.
-    """
+    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, oldest first."""
 
     version: int
     checkpoint: Checkpoint | None
     commits: tuple[CommitFile, ...]
-    recent_commits: Mapping[int, FileMeta]
+    recent_commits: Mapping[int, FileMeta]  # the last that were listed up to `version`, also before the checkpoint
 
     @property
     def size_bytes(self) -> int:
@@ -95,8 +92,8 @@ class _Listing:
 def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None = None) -> LogSegment:
     """Find the files that make the state at `version`, or at the newest version.
 
-    Example: a log has a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13. The state at 14 is
-    made of the checkpoint, the compacted file and commit 14.
+    Example: of a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13, the state at 14 is made of
+    the checkpoint, the compacted file and commit 14.
 
     Requests: a read of `_last_checkpoint`, and one listing that begins RECENT_COMMITS_MAX before the checkpoint that it
     names, or at the start of the log if it is missing or too new. One more listing if no complete checkpoint was found;
@@ -190,10 +187,7 @@ def _ask_for(
 def _shortened(
     files: Mapping[int, CommitFile], compacted: Mapping[int, list[CommitFile]], place: int, newest: int
 ) -> Iterator[CommitFile]:
-    """Replace commits from `place` on by compacted files: each time the longest one that ends at `newest` or before.
-
-    PROTOCOL.md, "Log Compaction Files".
-    """
+    """Replace commits from `place` on by compacted files: each time the longest one that ends at `newest` or before."""
     while place <= newest:
         longer = [file for file in compacted.get(place, ()) if place < file.to_version <= newest]
         file = max(longer, key=lambda file: file.to_version, default=files[place])

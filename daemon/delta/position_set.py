@@ -132,10 +132,8 @@ def _has_large_containers(serialized: bytes) -> bool:
 
 
 def _deserialize(kind: type[_Bitmap], serialized: bytes) -> _Bitmap | None:
-    """Deserialize a bitmap; None if it has a fault.
-
-    pyroaring checks that keys and positions ascend, and that a bitset has as many positions as its header says.
-    """
+    """Deserialize a bitmap; None if it has a fault."""
+    # pyroaring checks that keys and positions ascend, and that a bitset has as many positions as its header says.
     try:
         return kind.deserialize(serialized)
     except (ValueError, IndexError):  # IndexError: no bytes

@@ -66,10 +66,7 @@ def long_texts(source: Any, parquet: pq.ParquetFile, number: int, columns: Seque
 
 
 def _longest_text(source: Any, chunk: pq.ColumnChunkMetaData, values: int) -> int:
-    """Return the size of the longest text in the chunk's dictionary, or a larger number; 0 if it has no dictionary.
-
-    Reads the dictionary only if so many values could take much memory.
-    """
+    """Return the size of the longest text in the chunk's dictionary, or a larger number; 0 if it has no dictionary."""
     size_bytes: int = chunk.total_uncompressed_size
     if values * size_bytes <= BATCH_BYTES_MAX // 4:
         return size_bytes

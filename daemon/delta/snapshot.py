@@ -114,13 +114,10 @@ class _NewestFirst:
     """Reconciles actions that arrive from the newest to the oldest: the first action of a logical file wins.
 
     Example: the checkpoint has `a`, `b` and `c`. Commit 6 removes `c`. Commit 7 removes `a` and adds it with the
-    deletion vector `v`.
+    deletion vector `v`. So `a` with `v` is live, `a` and `c` without vectors are skipped in the checkpoint, `b` is
+    live.
 
-    1. Commit 7: `a` with `v` is live, and `a` without a vector is removed.
-    2. Commit 6: `c` is removed.
-    3. Checkpoint: `a` and `c` without vectors are skipped, because they are removed; `b` is live.
-
-    The state is `a` with `v`, and `b`. If a path is live more than once, Delta shows its rows as often, and the log is
+    If a path is live more than once, Delta shows its rows as often, and the log is
     refused. It is also refused if nobody can tell whether Delta removes a file (`fold_identity`).
     """
 
@@ -189,10 +186,8 @@ class _NewestFirst:
         return pa.array(self._files.paths(), pa.string())
 
     def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
-        """Remove the adds that a later commit replaced or removed.
-
-        Only rows whose path a later commit names are compared one by one, because that is slow.
-        """
+        """Remove the adds that a later commit replaced or removed."""
+        # Only rows whose path a later commit names are compared one by one, because that is slow.
         suspects = pc.is_in(adds["path"], self._named)
         live = [self._files.is_live(add.logical_file) for add in adds_from_batches([adds.filter(suspects)])]
         return adds.filter(pc.replace_with_mask(pc.invert(suspects), suspects, pa.array(live, pa.bool_())))

@@ -52,10 +52,7 @@ HINT_DOUBLED = (
 
 @dataclass(frozen=True)
 class TableState(ABC):
-    """A snapshot of the Delta table at `location`. `files` counts its live data files.
-
-    `recent_commits` are the last commit files up to `version`, as they were listed before the state was read.
-    """
+    """A snapshot of the Delta table at `location`. `files` counts its live data files."""
 
     location: str
     version: int
@@ -63,7 +60,7 @@ class TableState(ABC):
     protocol: Protocol
     metadata: Metadata
     files: int
-    recent_commits: Mapping[int, FileMeta]
+    recent_commits: Mapping[int, FileMeta]  # the last up to `version`, as they were listed before the state was read
 
     @abstractmethod
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:

@@ -30,10 +30,7 @@ _making = Lock()
 
 
 def make_folder_of(path: str) -> None:
-    """Create the folder of a local file before the file is written, and missing folders above. Force each to the disk.
-
-    Raises OSError.
-    """
+    """Create the folder of a local file, and missing folders above, and force each to the disk. Raises OSError."""
     if not is_local(path):
         return
     folder = local_path(path).parent

@@ -148,10 +148,7 @@ class S3Input:
 
 
 def delete_together(objects: Sequence[S3Object]) -> bool:
-    """Remove files of one bucket, which may be missing. One request. False if the store refused it.
-
-    Not every store knows S3's DeleteObjects, which obstore sends.
-    """
+    """Remove files of one bucket, which may be missing, by one request. False if the store has no DeleteObjects."""
     import obstore  # noqa: PLC0415
 
     try:
@@ -182,10 +179,7 @@ def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | N
 # One client for each bucket and configuration: all tables share its connections.
 @lru_cache(maxsize=64)
 def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
-    """Open a bucket with PyIceberg's properties. None if they, or the machine's credentials, need Arrow's client.
-
-    Raises OSError.
-    """
+    """Open a bucket. None if properties, or the machine's credentials, need Arrow's client. Raises OSError."""
     properties = dict(frozen)
     endpoint = properties.get("s3.endpoint")
     virtual = _is_true(properties, "s3.force-virtual-addressing")

@@ -169,10 +169,7 @@ class FileIOStorage:
         return sorted(name for name, file in entries.items() if file is None)
 
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
-        """List the files directly in `directory` whose name is greater than `after`, sorted by name.
-
-        A missing directory gives no files.
-        """
+        """List the files directly in `directory` with names greater than `after`, sorted by name. It may be missing."""
         entries: dict[str, FileMeta | None] = {}
         with _store_errors(directory), suppress(FileNotFoundError):
             entries = self._at(directory).entries(allow_not_found=True)

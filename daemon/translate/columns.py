@@ -180,11 +180,8 @@ class Translation:
     def _inner(
         self, delta_type: Any, old: NestedField | None, path: Path, outer: _NestedIds
     ) -> tuple[int, IcebergType]:
-        """Return id and type of an element, key or value.
-
-        Raises `Unsupported` if column mapping gives ids to columns only: engines that read by id would then show nulls,
-        or fail.
-        """
+        """Return id and type of an element, key or value."""
+        # If column mapping gives ids to columns only, engines that read by id would show nulls in it, or fail.
         nested = outer.inside(path[-1])
         if not self._mapped:
             field_id = old.field_id if old else self._new_id(path)

@@ -246,10 +246,7 @@ def _check_unchanged(shape: Shape, table: Table, settings: TableSettings, versio
 
 
 def _check_row_ids(shape: Shape, table: Table, change: TableChange) -> None:
-    """Raise `ReplacementNeeded` if Delta did not track row ids in between, by the same column.
-
-    It has then given its files other row ids, although their paths are the same.
-    """
+    """Raise `ReplacementNeeded` if Delta has given its files other row ids, by another column or after a pause."""
     columns = {row_id_column(metadata) for metadata in change.metadatas}
     if shape.table.has_row_ids and columns != {row_id_column_of(table)}:
         raise ReplacementNeeded(

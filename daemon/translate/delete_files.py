@@ -28,16 +28,13 @@ UNKNOWN_DV = DeletionVectorDescriptor("?", "", 0, 0)
 
 @dataclass(frozen=True)
 class DvChange:
-    """A data file whose deletion vector changes from `before` to `after`. `before` is None if none is known.
-
-    `partition` is that of the data file's entry, if the entries of the delete file need it.
-    """
+    """A data file whose deletion vector changes from `before` to `after`. `before` is None if none is known."""
 
     data_file: str
     record_count: int
     before: DeletionVectorDescriptor | None
     after: DeletionVectorDescriptor
-    partition: tuple[object, ...] = ()
+    partition: tuple[object, ...] = ()  # of its entry, if the entries of the delete file need it
 
 
 @dataclass(frozen=True)

@@ -303,10 +303,7 @@ def copies(data_files: Mapping[str, LiveFile], table: TableSchema) -> list[tuple
 
 
 def entries_of(file: DeleteFileRecord, served: Set[str] | None = None) -> list[tuple[str, EntryKey]]:
-    """Return the manifest entries of a delete file for the data files `served`, all by default, with their manifest.
-
-    A position-delete file has one entry for all of its data files.
-    """
+    """Return the manifest entries of a delete file for the data files `served`, all by default, with their manifest."""
     served = file.served if served is None else served
     if is_puffin(file.path):
         return [(file.manifest_path, (file.path, data_file)) for data_file in served]

@@ -86,10 +86,7 @@ HINT_METADATA = (
 
 
 def parse_struct(schema_string: str) -> dict[str, Any]:
-    """Parse Spark's JSON of a schema: a struct with fields. Checks its size and nesting only.
-
-    Raises `CorruptInput`, and `Unsupported` for a schema that is too large or nested too deeply.
-    """
+    """Parse Spark's JSON of a schema, and check its size and nesting only. Raises `CorruptInput` and `Unsupported`."""
     if len(schema_string) > SCHEMA_CHARACTERS_MAX:
         raise Unsupported(
             f"the schema has {len(schema_string)} characters, but dvsync reads at most {SCHEMA_CHARACTERS_MAX}",

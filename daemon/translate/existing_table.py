@@ -120,10 +120,7 @@ def own_mapping(table: Table) -> NameMapping | None:
 
 
 def kept_mapping(table: Table) -> NameMapping | None:
-    """Return what somebody else's name mapping has of our columns, and hidden names; None if it cannot be read.
-
-    Only older snapshots may show the files that have these names.
-    """
+    """Return what somebody else's name mapping has of our columns, and hidden names; None if it cannot be read."""
     try:
         mapping = parse_mapping_from_json(table.properties.get(NAME_MAPPING, ""))
     except ValueError:

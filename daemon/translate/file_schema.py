@@ -15,21 +15,13 @@ import pyarrow as pa
 from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema
 from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.types import (
-    BinaryType,
-    BooleanType,
     DateType,
     DecimalType,
-    DoubleType,
-    FloatType,
     IcebergType,
-    IntegerType,
     ListType,
-    LongType,
     MapType,
     NestedField,
-    StringType,
     StructType,
-    TimestampType,
     TimestamptzType,
 )
 
@@ -40,18 +32,18 @@ from daemon.translate.schema import TableSchema
 FIELD_ID = b"PARQUET:field_id"
 
 # The Parquet types from which an Iceberg type can be read (Iceberg spec, "Parquet", and "Schema Evolution").
-STORED_AS: Mapping[type[IcebergType], frozenset[pa.DataType]] = {
-    BooleanType: frozenset({pa.bool_()}),
-    IntegerType: frozenset({pa.int8(), pa.int16(), pa.int32()}),
-    LongType: frozenset({pa.int8(), pa.int16(), pa.int32(), pa.int64()}),
-    FloatType: frozenset({pa.float32()}),
-    DoubleType: frozenset({pa.float32(), pa.float64()}),
-    DateType: frozenset({pa.date32()}),
-    StringType: frozenset({pa.string()}),
-    BinaryType: frozenset({pa.binary()}),
-    TimestampType: frozenset({pa.timestamp("us"), pa.timestamp("ms")}),
+STORED_AS: Mapping[str, frozenset[pa.DataType]] = {
+    "boolean": frozenset({pa.bool_()}),
+    "int": frozenset({pa.int8(), pa.int16(), pa.int32()}),
+    "long": frozenset({pa.int8(), pa.int16(), pa.int32(), pa.int64()}),
+    "float": frozenset({pa.float32()}),
+    "double": frozenset({pa.float32(), pa.float64()}),
+    "date": frozenset({pa.date32()}),
+    "string": frozenset({pa.string()}),
+    "binary": frozenset({pa.binary()}),
+    "timestamp": frozenset({pa.timestamp("us"), pa.timestamp("ms")}),
     # Arrow shows INT96 as nanoseconds without a zone.
-    TimestamptzType: frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
+    "timestamptz": frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
 }
 INT96 = pa.timestamp("ns")
 MILLIS = (pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
@@ -340,7 +332,7 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
 def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
     if isinstance(wanted, DecimalType):
         return bool(pa.types.is_decimal(kind) and kind.scale == wanted.scale and kind.precision <= wanted.precision)
-    return kind in STORED_AS.get(type(wanted), ())
+    return kind in STORED_AS.get(str(wanted), ())
 
 
 def _unreadable(path: Path, why: str, hint: str = REWRITE) -> Unsupported:

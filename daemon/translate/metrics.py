@@ -74,17 +74,14 @@ _STATS = json.JSONDecoder(parse_float=Decimal)
 
 @dataclass(frozen=True)
 class Metrics:
-    """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too.
-
-    `beyond` are columns whose statistics have values that bounds cannot express, such as years of five digits.
-    """
+    """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too."""
 
     record_count: int
     value_counts: dict[int, int] = field(default_factory=dict)
     null_value_counts: dict[int, int] = field(default_factory=dict)
     lower_bounds: dict[int, bytes] = field(default_factory=dict)
     upper_bounds: dict[int, bytes] = field(default_factory=dict)
-    beyond: frozenset[int] = frozenset()
+    beyond: frozenset[int] = frozenset()  # columns of values that bounds cannot express, such as years of five digits
 
 
 def parse_stats(stats: str | None, leaves: Mapping[Path, NestedField], record_count: int, *, has_dv: bool) -> Metrics:

@@ -21,10 +21,8 @@ NOTHING = MappedField(names=[])
 
 
 def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
-    """Yield the columns, by physical name, whose id changed: Delta gives new ids when column mapping is switched on.
-
-    The metrics and partition values of live files would then belong to other columns.
-    """
+    """Yield the columns, by physical name, whose id changed: Delta gives new ids when column mapping is switched on."""
+    # The metrics and partition values of live files would then belong to other columns.
     before = {field.names[0]: field for field in old if field.names and (field.field_id or 0) < HIDDEN_ID_START}
     for field in new:
         known = before.get(field.names[0])

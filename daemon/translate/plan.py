@@ -52,10 +52,7 @@ class SyncPlan:
         return without_dv | unknown | {path for result in self.results for path in result.restored}
 
     def place_of(self, add: AddFile) -> tuple[int, tuple[Any, ...]]:
-        """Return spec id and partition of a data file: those of its live entry, or for a new file those of its add.
-
-        A delete file must have the spec and partition of its data files (Iceberg spec, "Scan Planning").
-        """
+        """Return spec id and partition of a data file: those of its live entry, or for a new file those of its add."""
         known = self._known(add.path)
         if known is None:
             return self.table.spec_id, partition_of(add, self.table, self.table.spec_id)

@@ -40,13 +40,12 @@ FAULTS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, R
 class TableSchema:
     """The Iceberg side of one Delta metadata.
 
-    `replaced` are columns whose type or id changed, so that they are new columns in Iceberg. If there are any, no older
-    file may stay live. `time_zone` applies to timestamp partition values without one. If `may_overflow`, INT96
-    timestamps are accepted that some readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row
-    tracking. `filled` are the physical names of columns that Delta on Spark fills with a default in files without them.
-    `hidden_ids` has the columns that only files have, and the field ids that files give to them. If `needs_ids`, Delta
-    finds columns by the field ids in the files. `collated` columns get no metrics: the least and the greatest value in
-    Delta's statistics may be those of another order than Iceberg's.
+    `replaced` columns have another type or id, and are new ones in Iceberg: no older file may stay live. `time_zone`
+    applies to timestamp partition values without one. If `may_overflow`, INT96 timestamps are accepted that some
+    readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row tracking. `filled` are the physical
+    names of columns that Delta on Spark fills with a default in files without them. `hidden_ids` has the columns that
+    only files have, with the ids there. If `needs_ids`, Delta finds columns by the ids in the files. `collated` columns
+    get no metrics: Delta's statistics may have another order than Iceberg's.
     """
 
     schema: Schema
