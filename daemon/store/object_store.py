@@ -19,20 +19,12 @@ if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3CredentialProvider, S3Store
 
-SCHEMES: Final = ("s3", "s3a", "s3n")
-# As many attempts as Arrow's client makes.
-RETRIES_MAX: Final = 2
-RETRY_MAX: Final = timedelta(seconds=60)
 # Without any answer for so long, a request fails. A request with a long answer may take longer in all.
 SILENCE_MAX: Final = timedelta(seconds=30)
 REQUEST_MAX: Final = timedelta(minutes=10)
-DEFAULT_REGION: Final = "us-east-1"
 # A larger file is uploaded in parts of this size.
 PART_BYTES: Final = 8 << 20
 
-# In obstore's errors.
-_BEYOND_END: Final = "416 Range Not Satisfiable"
-_WHOLE: Final = "non-partial response"
 # What only Arrow's client can do, and regions whose hosts obstore names wrongly.
 _OTHER_PARTITIONS: Final = ("cn-", "us-iso", "eu-iso", "eusc-")
 _ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
@@ -100,10 +92,10 @@ class S3Object:
         except FileNotFoundError:
             raise
         except OSError as error:
-            if _WHOLE in str(error):
+            if "non-partial response" in str(error):
                 # Stores and proxies may answer with the whole object (RFC 9110, 14.2).
                 meta, data = self._cut(part)
-            elif _BEYOND_END in str(error):
+            elif "416 Range Not Satisfiable" in str(error):
                 # S3 refuses a range that begins at the end of the file, or beyond it.
                 meta, data = self.head(), b""
             else:
@@ -170,7 +162,7 @@ def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | N
     bucket, _, key = rest.partition("/")
     # obstore refuses such keys, and S3 takes them.
     is_odd = any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable()
-    if scheme not in SCHEMES or is_odd:
+    if scheme not in ("s3", "s3a", "s3n") or is_odd:
         return None
     store = _opened(bucket, frozenset(properties.items()))
     return S3Object(store, key, location) if store else None
@@ -198,7 +190,8 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
     client: ClientConfig = {"allow_http": True, "timeout": REQUEST_MAX}
     if "s3.proxy-uri" in properties:
         client["proxy_url"] = properties["s3.proxy-uri"]
-    retries: RetryConfig = {"max_retries": RETRIES_MAX, "retry_timeout": RETRY_MAX}
+    # As many attempts as Arrow's client makes.
+    retries: RetryConfig = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}
     # From a provider: in obstore's configuration, the environment would complete them.
     own: Any = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
     provider: S3CredentialProvider | None = (lambda: own) if key else None
@@ -229,7 +222,7 @@ def _region(bucket: str, properties: Mapping[str, str]) -> str:
     """Return the region of a bucket. Asks AWS if neither configuration nor environment say it. Raises OSError."""
     given = _find(properties, "region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if "s3.endpoint" in properties:
-        return given or DEFAULT_REGION
+        return given or "us-east-1"
     if given and not _is_true(properties, "s3.resolve-region"):
         return given
     from pyarrow.fs import resolve_s3_region  # noqa: PLC0415

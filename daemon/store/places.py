@@ -93,7 +93,12 @@ class ArrowPlace:
         """Return what is directly in this folder by name: a FileMeta for each file, None for each folder."""
         infos = self._select(allow_not_found=allow_not_found)
         if allow_not_found and not infos and canonical(self.path).startswith("s3://"):
-            self._check_bucket()
+            # S3 lists a missing bucket as an empty folder.
+            fs, name = self._fs
+            bucket = name.partition("/")[0]
+            if fs.get_file_info(bucket).type.name == "NotFound":
+                hint = "Check the bucket's name and the property s3.endpoint."
+                raise ObjectStoreAway(f"there is no bucket {bucket}", path=self.path, hint=hint)
         # On S3, a folder may have the name of a file.
         files = {info.base_name: _file_meta(f"{self.path}/{info.base_name}", info) for info in infos if info.is_file}
         return {info.base_name: files.get(info.base_name) for info in infos}
@@ -109,14 +114,6 @@ class ArrowPlace:
 
         fs, name = self._fs
         return list(fs.get_file_info(FileSelector(name, allow_not_found=allow_not_found, recursive=recursive)))
-
-    def _check_bucket(self) -> None:
-        """Raise ObjectStoreAway if the bucket does not exist: S3 lists a missing bucket as an empty folder."""
-        fs, name = self._fs
-        bucket = name.partition("/")[0]
-        if fs.get_file_info(bucket).type.name == "NotFound":
-            hint = "Check the bucket's name and the property s3.endpoint."
-            raise ObjectStoreAway(f"there is no bucket {bucket}", path=self.path, hint=hint)
 
 
 class LocalPlace(ArrowPlace):

@@ -83,17 +83,17 @@ class DeletePlanner(ABC):
     def leaving(self, plan: SyncPlan) -> Set[str]:
         """Return the live data files whose present deletions leave the table."""
 
-    @abstractmethod
     def returning(self, change: TableChange) -> Collection[str]:
         """Return the data files whose dead blobs matter: they come back, or rows of them may."""
+        return ()
 
-    @abstractmethod
     def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
         """Return those of `plan.older` that must not stay. The others stay for the data files that do not leave."""
+        return plan.older
 
-    @abstractmethod
     def to_copy(self, plan: SyncPlan) -> Set[str]:
         """Return the data files whose present vectors are written again: their delete file does not stay."""
+        return frozenset()
 
     @abstractmethod
     def repair(self, plan: SyncPlan, live: Mapping[str, LiveFile], names: Iterator[str]) -> Repair:
@@ -204,15 +204,6 @@ class PositionDeletes(DeletePlanner):
 
     def leaving(self, plan: SyncPlan) -> Set[str]:
         return plan.change.removed | plan.restored
-
-    def returning(self, change: TableChange) -> Collection[str]:
-        return ()
-
-    def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
-        return plan.older
-
-    def to_copy(self, plan: SyncPlan) -> Set[str]:
-        return frozenset()
 
     def repair(self, plan: SyncPlan, live: Mapping[str, LiveFile], names: Iterator[str]) -> Repair:
         leaving = self.leaving(plan)
