@@ -205,9 +205,8 @@ def _check_schema(schema: pa.Schema) -> None:
 def _decode_rows(batch: pa.RecordBatch, column: str, kind: type[T]) -> Iterator[T]:
     if column not in batch.schema.names:
         return
-    values = batch.column(column)
     try:
-        for row in values.drop_null().to_pylist(maps_as_pydicts="strict"):
+        for row in batch.column(column).drop_null().to_pylist(maps_as_pydicts="strict"):
             # Some writers write a struct with null fields instead of a null struct.
             if not isinstance(row, dict) or any(value is not None for value in row.values()):
                 yield msgspec.convert(row, kind)
@@ -219,8 +218,7 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
     if "add" not in batch.schema.names:
         return adds_batch(())
     rows = batch.column("add")
-    paths = _column(rows, "path")
-    rows = rows.filter(pc.is_valid(paths))
+    rows = rows.filter(pc.is_valid(_column(rows, "path")))
     columns = {name: _column(rows, name) for name in PLACES}
     if rows.type.get_field_index("stats_parsed") >= 0:
         columns["stats"] = encode_stats(pc.struct_field(rows, "stats_parsed"))
@@ -252,9 +250,7 @@ def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:
     if pa.types.is_dictionary(found):
         found = found.value_type
     if pa.types.is_map(wanted):
-        return (
-            pa.types.is_map(found) and _is_like(found.key_type, pa.string()) and _is_like(found.item_type, pa.string())
-        )
+        return pa.types.is_map(found) and all(_is_like(kind, pa.string()) for kind in (found.key_type, found.item_type))
     return found in TEXTS if pa.types.is_string(wanted) else bool(pa.types.is_integer(found))
 
 

@@ -80,10 +80,7 @@ def check_format_version(settings: TableSettings, table: Table) -> None:
 def check_places(location: str, properties: Mapping[str, str], source: str) -> None:
     """Raise `Unsupported` when PyIceberg would cut a path, or Delta's VACUUM would remove the Iceberg table's files."""
     check_path(source)
-    for name, place in {
-        "location": location,
-        **{name: properties[name] for name in PLACES if name in properties},
-    }.items():
+    for name, place in [("location", location), *((name, properties.get(name, "")) for name in PLACES)]:
         check_path(place)
         if place and vacuum_cleans(place, source):
             raise Unsupported(

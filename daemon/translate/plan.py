@@ -53,6 +53,7 @@ class SyncPlan:
 
     def place_of(self, add: AddFile) -> tuple[int, tuple[Any, ...]]:
         """Return spec id and partition of a data file: those of its live entry, or for a new file those of its add."""
+        # A delete file must have the spec and partition of its data files (Iceberg spec, "Scan Planning").
         known = self._known(add.path)
         if known is None:
             return self.table.spec_id, partition_of(add, self.table, self.table.spec_id)
@@ -74,9 +75,8 @@ class SyncPlan:
 
     def without_before(self, data_files: Set[str]) -> SyncPlan:
         """Return the plan without the lost older deletion vectors of these files: all deletions are written."""
-        live = {
-            path: with_fields(self.live[path], deletion_vector=UNKNOWN_DV) for path in data_files & self.live.keys()
-        }
+        known = data_files & self.live.keys()
+        live = {path: with_fields(self.live[path], deletion_vector=UNKNOWN_DV) for path in known}
         tasks = []
         for task in self.tasks:
             changes = (replace(each, before=None) if each.data_file in data_files else each for each in task.changes)
