@@ -94,22 +94,20 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
 # A `.bin` file can hold thousands of DVs, whose descriptors all name it.
 @lru_cache(maxsize=256)
 def _find_file(table_location: str, storage_type: str, path: str) -> str:
-    match storage_type:
-        case "u":
-            prefix, encoded = path[:-20], path[-20:]
-            uuid = _decode_z85(encoded, DVPlace(path, None))
-            if len(uuid) != 16:
-                raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")
-            folder = f"{table_location}/{prefix}" if prefix else table_location
-            return f"{folder}/deletion_vector_{UUID(bytes=uuid)}.bin"
-        case "p":
-            return resolve_path(table_location, path)
-        case unknown:
-            raise Unsupported(
-                f"a deletion vector of storage type '{unknown}'; 'u', 'p' and 'i' are known",
-                path=path,
-                hint="Wait for a dvsync that knows this storage type, or purge the deletion vectors with REORG.",
-            )
+    if storage_type == "p":
+        return resolve_path(table_location, path)
+    if storage_type != "u":
+        raise Unsupported(
+            f"a deletion vector of storage type '{storage_type}'; 'u', 'p' and 'i' are known",
+            path=path,
+            hint="Wait for a dvsync that knows this storage type, or purge the deletion vectors with REORG.",
+        )
+    prefix, encoded = path[:-20], path[-20:]
+    uuid = _decode_z85(encoded, DVPlace(path, None))
+    if len(uuid) != 16:
+        raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")
+    folder = f"{table_location}/{prefix}" if prefix else table_location
+    return f"{folder}/deletion_vector_{UUID(bytes=uuid)}.bin"
 
 
 class Vector(msgspec.Struct, frozen=True):

@@ -109,12 +109,8 @@ SWITCHES = {
     "delta.enableTypeWidening": "typeWidening",
     "delta.enableVariantShredding": "variantShredding-preview",
 }
-CHECKPOINT_POLICY, POLICIES = "delta.checkpointPolicy", ("classic", "v2")
 COORDINATOR = "delta.coordinatedCommits.commitCoordinator-preview"
-CHECK_CONSTRAINT = "delta.constraints."
-GENERATION = "delta.generationExpression"
 IDENTITY = {"delta.identity.start", "delta.identity.step", "delta.identity.allowExplicitInsert"}
-INVARIANT = "delta.invariants"
 # The other features that a feature requires.
 REQUIRED = {
     "catalogManaged": ("inCommitTimestamp", "vacuumProtocolCheck"),
@@ -144,22 +140,25 @@ def used_features(metadata: Metadata) -> frozenset[str]:
     used = {feature for key, feature in SWITCHES.items() if _value(metadata, key, ("false", "true")) == "true"}
     if metadata.column_mapping_mode != "none":
         used.add("columnMapping")
-    if _value(metadata, CHECKPOINT_POLICY, POLICIES) == "v2":
+    if _value(metadata, "delta.checkpointPolicy", ("classic", "v2")) == "v2":
         used.add("v2Checkpoint")
     if COORDINATOR in properties:
         used.add("coordinatedCommits-preview")
-    if any(key.startswith(CHECK_CONSTRAINT) for key in properties):
+    if any(key.startswith("delta.constraints.") for key in properties):
         used.add("checkConstraints")
     schema = json.loads(metadata.schema_string)
     for field in schema["fields"]:
         marks = (field.get("metadata") or {}).keys()
-        used |= {"generatedColumns"} if GENERATION in marks else set()
+        used |= {"generatedColumns"} if "delta.generationExpression" in marks else set()
         used |= {"identityColumns"} if marks >= IDENTITY else set()
-    for kind in _types({**schema, "type": "struct"}):
+    types: list[Any] = [{**schema, "type": "struct"}]
+    while types:
+        kind = types.pop()
+        types += inner_types(kind)
         if kind == "timestamp_ntz":
             used.add("timestampNtz")
         for field in fields_of(kind):
-            if not field["nullable"] or INVARIANT in (field.get("metadata") or {}):
+            if not field["nullable"] or "delta.invariants" in (field.get("metadata") or {}):
                 used.add("invariants")
     return frozenset(used)
 
@@ -174,13 +173,6 @@ def _value(metadata: Metadata, key: str, known: tuple[str, ...]) -> str:
             hint="Delta cannot read this table either. Correct the property, then `dvsync resume` the table.",
         )
     return value
-
-
-def _types(kind: Any) -> Iterator[Any]:
-    """Yield the type itself and every type inside it."""
-    yield kind
-    for inner in inner_types(kind):
-        yield from _types(inner)
 
 
 def inner_types(kind: Any) -> Iterator[Any]:

@@ -40,9 +40,6 @@ from daemon.translate.metrics import metrics_properties
 from daemon.translate.name_mapping import find_lost, with_row_ids, with_unmapped
 from daemon.translate.schema import TableSchema, translate_schema
 
-# Delta PROTOCOL.md, "Row Tracking".
-ROW_TRACKING = "delta.enableRowTracking"
-ROW_ID_COLUMN = "delta.rowTracking.materializedRowIdColumnName"
 # A new table gets what all readers read. Somebody may set the property afterwards.
 DELETE_GRANULARITY_DEFAULT = "file"
 DELETE_GRANULARITY = "write.delete.granularity"
@@ -176,8 +173,10 @@ def row_id_column(metadata: Metadata) -> str:
 
     Under column mapping, files have field ids for all columns but this one, and readers then use no name mapping.
     """
-    tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true"
-    return metadata.configuration.get(ROW_ID_COLUMN, "") if tracks and metadata.column_mapping_mode == "none" else ""
+    # Delta PROTOCOL.md, "Row Tracking".
+    tracks = metadata.configuration.get("delta.enableRowTracking", "").lower() == "true"
+    column = metadata.configuration.get("delta.rowTracking.materializedRowIdColumnName", "")
+    return column if tracks and metadata.column_mapping_mode == "none" else ""
 
 
 def retention_s(metadata: Metadata) -> float:

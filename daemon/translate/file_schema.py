@@ -253,8 +253,8 @@ class _Walk:
             else:
                 for inner, each in _paths(field, path):
                     if (field_id := _id(each)) in self._table.schema.field_ids:
-                        other = f"carries the field id {field_id} of another column"
-                        raise _unreadable((*named, field.name), other)
+                        other = (*named, field.name)
+                        raise _unreadable(other, f"carries the field id {field_id} of another column")
                     if field_id is not None:
                         self.hidden_ids.add((field_id, inner))
                 self.hidden.update(
