@@ -39,10 +39,8 @@ class S3Object:
     path: str
 
     def head(self) -> FileMeta:
-        import obstore  # noqa: PLC0415 - most processes use no object store
-
         with as_os_errors():
-            return self._meta(obstore.head(self.store, self.key))
+            return self._meta(self.store.head(self.key))
 
     def get(self, span: Span | None = None) -> tuple[FileMeta, bytes]:
         """Return the bytes in `span`, or all of them."""
@@ -59,10 +57,8 @@ class S3Object:
 
     def stream(self, block_bytes: int) -> tuple[FileMeta, Iterator[bytes]]:
         """Return all bytes, in blocks of about `block_bytes`, which are fetched when they are asked for."""
-        import obstore  # noqa: PLC0415
-
         with as_os_errors():
-            found = obstore.get(self.store, self.key)
+            found = self.store.get(self.key)
         return self._meta(found.meta), _blocks(found.stream(min_chunk_size=block_bytes))
 
     def delete(self) -> bool:
@@ -71,7 +67,7 @@ class S3Object:
 
     def open_writer(self) -> WritableFile:
         """Open a new file for writing. It exists once it is closed; up to PART_BYTES are one request."""
-        import obstore  # noqa: PLC0415
+        import obstore  # noqa: PLC0415 - most processes use no object store
 
         return obstore.open_writer(self.store, self.key, buffer_size=PART_BYTES)
 
@@ -79,10 +75,8 @@ class S3Object:
         return FileMeta(self.path, found["size"], int(found["last_modified"].timestamp() * 1000))
 
     def _get(self, options: GetOptions | None = None) -> tuple[FileMeta, bytes]:
-        import obstore  # noqa: PLC0415
-
         with as_os_errors():
-            found = obstore.get(self.store, self.key, options=options)
+            found = self.store.get(self.key, options=options)
             return self._meta(found.meta), bytes(found.bytes())
 
     def _get_range(self, options: GetOptions, part: Callable[[int], range]) -> tuple[FileMeta, bytes]:
@@ -141,11 +135,9 @@ class S3Input:
 
 def delete_together(objects: Sequence[S3Object]) -> bool:
     """Remove files of one bucket, which may be missing, by one request. False if the store has no DeleteObjects."""
-    import obstore  # noqa: PLC0415
-
     try:
         with as_os_errors():
-            obstore.delete(objects[0].store, [each.key for each in objects])
+            objects[0].store.delete([each.key for each in objects])
     except FileNotFoundError:
         return True
     except OSError:
