@@ -9,13 +9,11 @@ import io
 import os
 from collections.abc import Callable, Iterator
 from errno import ELOOP, ENOENT
-from functools import cached_property
 from stat import S_ISREG
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from daemon.errors import ObjectStoreAway, Unsupported
-from daemon.store.durable import local_path
 from daemon.store.files import FileMeta, Span, store_away
 from daemon.store.locations import canonical
 from daemon.store.object_store import S3Input, S3Object
@@ -39,7 +37,7 @@ class ArrowPlace:
         self.path = path
         self._open_io = open_io
 
-    @cached_property
+    @property
     def _fs(self) -> tuple[FileSystem, str]:
         # PyIceberg's own URL splitting would cut the path, see CUT_AT.
         scheme, _, rest = self.path.partition("://")
@@ -122,12 +120,16 @@ class LocalPlace(ArrowPlace):
     So a command that reads no file, such as `dvsync status`, need not import PyIceberg and Arrow, which is slow.
     """
 
-    @cached_property
+    def __init__(self, path: str, open_io: Callable[[], PyArrowFileIO]) -> None:
+        super().__init__(path, open_io)
+        self._name = canonical(path).removeprefix("file://")
+
+    @property
     def _fs(self) -> tuple[FileSystem, str]:
-        return self._open_io().fs_by_scheme("file", None), str(local_path(self.path))
+        return self._open_io().fs_by_scheme("file", None), self._name
 
     def find(self) -> FileMeta | None:
-        return _local_file(self.path, os.stat(local_path(self.path)))
+        return _local_file(self.path, os.stat(self._name))
 
     def exists(self) -> bool:
         return self.find() is not None
@@ -135,7 +137,7 @@ class LocalPlace(ArrowPlace):
     def entries(self, *, allow_not_found: bool) -> dict[str, FileMeta | None]:
         """List as other places do. Links are followed."""
         entries: dict[str, FileMeta | None] = {}
-        with os.scandir(local_path(self.path)) as found:
+        with os.scandir(self._name) as found:
             for entry in found:
                 try:
                     if entry.is_dir():
