@@ -77,7 +77,7 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
     """
     offset = FIRST_DV_OFFSET if descriptor.offset is None else descriptor.offset
     if descriptor.storage_type == "i":
-        place = DVPlace(descriptor.unique_id[:60], None)
+        place = DVPlace(descriptor.unique_id[:60], None)  # an inline DV is long
     else:
         place = DVPlace(_find_file(table_location, descriptor.storage_type, descriptor.path_or_inline_dv), offset)
     if descriptor.size_in_bytes < 0 or offset < 0:
@@ -102,7 +102,7 @@ def _find_file(table_location: str, storage_type: str, path: str) -> str:
             path=path,
             hint="Wait for a dvsync that knows this storage type, or purge the deletion vectors with REORG.",
         )
-    prefix, encoded = path[:-20], path[-20:]
+    prefix, encoded = path[:-20], path[-20:]  # 16 bytes as Z85
     uuid = _decode_z85(encoded, DVPlace(path, None))
     if len(uuid) != 16:
         raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")

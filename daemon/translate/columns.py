@@ -185,8 +185,8 @@ class Translation:
         nested = outer.inside(path[-1])
         if not self._mapped:
             field_id = old.field_id if old else self._new_id(path)
-        elif nested.place in nested.ids:
-            field_id = self._mapped_id(nested.ids[nested.place])
+        elif (given := nested.ids.get(nested.place)) is not None:
+            field_id = self._mapped_id(given)
         else:
             raise Unsupported(
                 f"column {'.'.join(path[:-1])} is an array or map, and column mapping gives no id to its contents",
