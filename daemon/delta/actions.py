@@ -1,7 +1,4 @@
-"""Delta's actions, typed. Delta PROTOCOL.md, "Actions"; unknown fields and actions are ignored, as it demands.
-
-Nothing here reads files; `log.py` does.
-"""
+"""Delta's actions, typed. Delta PROTOCOL.md, "Actions"; unknown fields and actions are ignored, as it demands."""
 
 from __future__ import annotations
 
@@ -27,24 +24,16 @@ TableId = Annotated[str, msgspec.Meta(max_length=200)]
 ROW_IDS_END = 1 << 62
 
 
-class _Action(msgspec.Struct, frozen=True, rename="camel"):
-    """Struct base: frozen, camelCase in JSON."""
-
-
-class AddFile(_Action, frozen=True, rename="camel"):
-    """PROTOCOL.md, "Add File and Remove File", and "Row Tracking": `base_row_id` is the row id of the first row.
+class FileAction(msgspec.Struct, frozen=True, rename="camel"):
+    """PROTOCOL.md, "Add File and Remove File".
 
     In the log, `path` is a URI. Its reader replaces `path` and `uri` by what `name_file` (uri.py) returns: a plain
     absolute path, by which files are opened, and the URI, by which Delta compares files.
     """
 
     path: str
-    partition_values: dict[str, str | None]
-    size: Long
     data_change: bool
-    stats: str | None = None
     deletion_vector: DeletionVectorDescriptor | None = None
-    base_row_id: Long | None = None
     uri: str | None = None
 
     @property
@@ -58,6 +47,19 @@ class AddFile(_Action, frozen=True, rename="camel"):
     @property
     def logical_file(self) -> LogicalFile:
         return self.path, self.identity
+
+
+class RemoveFile(FileAction, frozen=True, rename="camel"):
+    """A tombstone for one logical file."""
+
+
+class AddFile(FileAction, frozen=True, rename="camel", kw_only=True):
+    """PROTOCOL.md, "Row Tracking": `base_row_id` is the row id of the first row."""
+
+    partition_values: dict[str, str | None]
+    size: Long
+    stats: str | None = None
+    base_row_id: Long | None = None
 
     @property
     def first_row_id(self) -> int | None:
@@ -65,28 +67,7 @@ class AddFile(_Action, frozen=True, rename="camel"):
         return None if self.base_row_id is None or not 0 <= self.base_row_id < ROW_IDS_END else self.base_row_id
 
 
-class RemoveFile(_Action, frozen=True, rename="camel"):
-    """A tombstone for one logical file. `path` and `uri` are as in `AddFile`."""
-
-    path: str
-    data_change: bool
-    deletion_vector: DeletionVectorDescriptor | None = None
-    uri: str | None = None
-
-    @property
-    def dv_unique_id(self) -> str | None:
-        return self.deletion_vector.unique_id if self.deletion_vector else None
-
-    @property
-    def identity(self) -> Identity:
-        return self.uri, self.dv_unique_id
-
-    @property
-    def logical_file(self) -> LogicalFile:
-        return self.path, self.identity
-
-
-class Metadata(_Action, frozen=True, rename="camel"):
+class Metadata(msgspec.Struct, frozen=True, rename="camel"):
     """PROTOCOL.md, "Change Metadata". `id` is the table's identity; `schema_string` is Spark's JSON."""
 
     id: TableId
@@ -102,7 +83,7 @@ class Metadata(_Action, frozen=True, rename="camel"):
         return self.configuration.get("delta.columnMapping.mode", "none")
 
 
-class Protocol(_Action, frozen=True, rename="camel"):
+class Protocol(msgspec.Struct, frozen=True, rename="camel"):
     """PROTOCOL.md, "Protocol Evolution"."""
 
     min_reader_version: Int
@@ -114,8 +95,7 @@ class Protocol(_Action, frozen=True, rename="camel"):
 class Commit(msgspec.Struct, frozen=True):
     """One commit file, whole. `timestamp_ms` is the in-commit timestamp, else the file's modification time.
 
-    `size_bytes` is the file's; 0 for a commit that dvsync made by comparing states. `recent_commits` are what is to be
-    remembered of the log once the commit is shown.
+    `size_bytes` is the file's, 0 if dvsync made the commit by comparing states. `recent_commits` are to be remembered.
     """
 
     version: int
@@ -129,7 +109,7 @@ class Commit(msgspec.Struct, frozen=True):
     recent_commits: tuple[CommitIdentity, ...] = ()
 
     @property
-    def file_actions(self) -> tuple[AddFile | RemoveFile, ...]:
+    def file_actions(self) -> tuple[FileAction, ...]:
         return (*self.adds, *self.removes)
 
 

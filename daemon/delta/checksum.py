@@ -1,7 +1,7 @@
-"""A version's checksum file: Delta's own totals of a table at a version. PROTOCOL.md, "Version Checksum File".
+"""A version's checksum file: Delta's own totals of a table. PROTOCOL.md, "Version Checksum File".
 
-Writers may omit the file, and readers accept wrong numbers: Delta computes the next file from the numbers of the last
-one, so an error stays. So a difference is a reason to compare states, and no proof of an error in Iceberg.
+Writers may omit it, and Delta computes each from the last one, so an error stays. A difference is a reason to compare
+states, and no proof of an error in Iceberg.
 """
 
 from __future__ import annotations
@@ -26,13 +26,3 @@ class Totals(msgspec.Struct, frozen=True):
 
 
 NO_DIFFERENCE = Totals(0, 0, 0)
-
-_decoder = msgspec.json.Decoder(Totals)
-
-
-def decode_checksum(data: bytes) -> Totals | None:
-    """Decode a checksum file. Returns None if it cannot be decoded, because Delta ignores such a file too."""
-    try:
-        return _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError):
-        return None

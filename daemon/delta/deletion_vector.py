@@ -12,9 +12,8 @@ from uuid import UUID, uuid4
 import msgspec
 from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
+from daemon.delta.large_set import MAGIC_PORTABLE_BYTES, DVPlace
 from daemon.delta.position_set import (
-    MAGIC_PORTABLE_BYTES,
-    DVPlace,
     PositionSet,
     as_bitmap,
     check_positions,
@@ -25,8 +24,9 @@ from daemon.delta.position_set import (
 )
 from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
+from daemon.store.files import Span
 from daemon.store.recent import Recent
-from daemon.store.storage import Span, Storage
+from daemon.store.storage import FileIOStorage
 from state.records import DeletionVectorDescriptor
 
 MERGED_READ_BYTES_MAX: Final = 8 << 20
@@ -43,15 +43,12 @@ _CRC_FIELD: Final = struct.Struct(">I")
 SIZE_FIELD_BYTES: Final = _SIZE_FIELD.size
 FRAME_BYTES: Final = SIZE_FIELD_BYTES + _CRC_FIELD.size  # before and after the bytes
 _BLOB: Final = slice(SIZE_FIELD_BYTES, -_CRC_FIELD.size)  # of a frame
-_MAGIC: Final = slice(SIZE_FIELD_BYTES, SIZE_FIELD_BYTES + len(MAGIC_PORTABLE_BYTES))
 
 # Z85 (ZeroMQ RFC 32) is base64.b85decode with another alphabet. '"' is in neither, so it marks illegal characters.
 _Z85: Final = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
 _B85: Final = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
 _Z85_TO_B85: Final = bytes.maketrans(bytes(set(range(256)) - set(_Z85)) + _Z85, b'"' * (256 - 85) + _B85)
 _B85_TO_Z85: Final = bytes.maketrans(_B85, _Z85)
-UUID_CHARACTERS: Final = 20
-INLINE_PATH_CHARACTERS_MAX: Final = 60
 
 # Enough for a data file of 2^32 rows with every second row deleted.
 DV_BYTES_MAX: Final = 1 << 29
@@ -76,12 +73,11 @@ class DvFile:
 def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVPlace:
     """Find the file and offset of a DV. PROTOCOL.md, "Deletion Vector Descriptor Schema" and "Derived Fields".
 
-    An absent `offset` is read as 1. The protocol says 0, but byte 0 is the file's version, so a read at 0 always
-    fails. delta-kernel-rs (`deletion_vector.rs`) reads at 1, and we follow it.
+    An absent `offset` is read as 1, as delta-kernel-rs does. The protocol says 0, which is the file's version byte.
     """
     offset = FIRST_DV_OFFSET if descriptor.offset is None else descriptor.offset
     if descriptor.storage_type == "i":
-        place = DVPlace(descriptor.unique_id[:INLINE_PATH_CHARACTERS_MAX], None)
+        place = DVPlace(descriptor.unique_id[:60], None)  # an inline DV is long
     else:
         place = DVPlace(_find_file(table_location, descriptor.storage_type, descriptor.path_or_inline_dv), offset)
     if descriptor.size_in_bytes < 0 or offset < 0:
@@ -98,22 +94,20 @@ def find_place(table_location: str, descriptor: DeletionVectorDescriptor) -> DVP
 # A `.bin` file can hold thousands of DVs, whose descriptors all name it.
 @lru_cache(maxsize=256)
 def _find_file(table_location: str, storage_type: str, path: str) -> str:
-    match storage_type:
-        case "u":
-            prefix, encoded = path[:-UUID_CHARACTERS], path[-UUID_CHARACTERS:]
-            uuid = _decode_z85(encoded, DVPlace(path, None))
-            if len(uuid) != 16:
-                raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")
-            folder = f"{table_location}/{prefix}" if prefix else table_location
-            return f"{folder}/deletion_vector_{UUID(bytes=uuid)}.bin"
-        case "p":
-            return resolve_path(table_location, path)
-        case unknown:
-            raise Unsupported(
-                f"a deletion vector of storage type '{unknown}'; 'u', 'p' and 'i' are known",
-                path=path,
-                hint="Wait for a dvsync that knows this storage type, or purge the deletion vectors with REORG.",
-            )
+    if storage_type == "p":
+        return resolve_path(table_location, path)
+    if storage_type != "u":
+        raise Unsupported(
+            f"a deletion vector of storage type '{storage_type}'; 'u', 'p' and 'i' are known",
+            path=path,
+            hint="Wait for a dvsync that knows this storage type, or purge the deletion vectors with REORG.",
+        )
+    prefix, encoded = path[:-20], path[-20:]  # 16 bytes as Z85
+    uuid = _decode_z85(encoded, DVPlace(path, None))
+    if len(uuid) != 16:
+        raise DVPlace(path, None).corrupt(f"{len(uuid)} bytes are encoded in {encoded!r}, a UUID has 16")
+    folder = f"{table_location}/{prefix}" if prefix else table_location
+    return f"{folder}/deletion_vector_{UUID(bytes=uuid)}.bin"
 
 
 class Vector(msgspec.Struct, frozen=True):
@@ -142,7 +136,7 @@ class Vector(msgspec.Struct, frozen=True):
 
     def portable_frame(self) -> memoryview:
         """The frame in the portable form, which Puffin files have too. Only the native form is rewritten."""
-        if self.frame[_MAGIC] == MAGIC_PORTABLE_BYTES:
+        if self._blob[: len(MAGIC_PORTABLE_BYTES)] == MAGIC_PORTABLE_BYTES:
             return self.frame
         return frame_bytes(encode_positions(as_bitmap(self.positions())))
 
@@ -152,52 +146,35 @@ class Vector(msgspec.Struct, frozen=True):
 
 
 def read_position_sets(
-    storage: Storage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
+    storage: FileIOStorage, table_location: str, descriptors: Sequence[DeletionVectorDescriptor]
 ) -> list[PositionSet]:
     """Read the position set of each descriptor, in order. Raises as `read_vectors` does."""
     return [vector.positions() for vector in read_vectors(storage, table_location, descriptors)]
 
 
 def read_vectors(
-    storage: Storage,
+    storage: FileIOStorage,
     table_location: str,
     descriptors: Sequence[DeletionVectorDescriptor],
     recent: Recent[bytes] | None = None,
 ) -> list[Vector]:
     """Read the DV of each descriptor, in order. Those in `recent` are not read again, and the others come in there.
 
-    Raises CorruptInput, Unsupported (an unknown storage type), and what `storage` raises.
-
-    DVs that are near each other in one file share one ranged read, because a `.bin` file can hold thousands of DVs.
+    Those that are near each other in one file share one ranged read, because a `.bin` file can hold thousands. Raises
+    CorruptInput, Unsupported (an unknown storage type), and what `storage` raises.
     """
     places = [find_place(table_location, descriptor) for descriptor in descriptors]
-    frames = _read_frames(storage, places, descriptors, recent)
-    return [Vector(f, d.cardinality, p) for f, d, p in zip(frames, descriptors, places, strict=True)]
-
-
-def frame_bytes(blob: bytes | memoryview) -> memoryview:
-    """Put magic and bitmap into a frame: PROTOCOL.md, "Deletion Vector File Storage Format"."""
-    return memoryview(b"".join((_SIZE_FIELD.pack(len(blob)), blob, _CRC_FIELD.pack(crc32(blob)))))
-
-
-def _read_frames(
-    storage: Storage,
-    places: Sequence[DVPlace],
-    descriptors: Sequence[DeletionVectorDescriptor],
-    recent: Recent[bytes] | None = None,
-) -> list[memoryview]:
-    read = [memoryview(b"")] * len(places)
-    frames: list[_Extent] = []
+    frames = [memoryview(b"")] * len(places)
+    extents: list[_Extent] = []
     for index, (place, descriptor) in enumerate(zip(places, descriptors, strict=True)):
         if place.offset is None:
-            read[index] = frame_bytes(decode_inline(descriptor, place))
+            frames[index] = frame_bytes(decode_inline(descriptor, place))
         elif recent and (known := recent.find((place, descriptor.size_in_bytes))):
-            read[index] = memoryview(known)
+            frames[index] = memoryview(known)
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
-            frames.append(_Extent(place.path, place.offset, end, index))
-    frames.sort()
-    groups = list(_merge_neighbours(frames))
+            extents.append(_Extent(place.path, place.offset, end, index))
+    groups = list(_merge_neighbours(sorted(extents)))
     spans = [_span_of(neighbours) for neighbours in groups]
     for neighbours, (path, span), part in zip(groups, spans, storage.read_spans(spans), strict=True):
         data = memoryview(part)
@@ -206,11 +183,16 @@ def _read_frames(
         for _, offset, end, number in neighbours:
             frame = data[offset - span.offset : end - span.offset]
             _check_frame(frame, descriptors[number].size_in_bytes, places[number])
-            read[number] = frame
+            frames[number] = frame
             if recent and len(frame) <= RECENT_FRAME_BYTES_MAX:
                 # A copy: the frame is part of all that was read with it.
                 recent.add((places[number], descriptors[number].size_in_bytes), bytes(frame))
-    return read
+    return [Vector(f, d.cardinality, p) for f, d, p in zip(frames, descriptors, places, strict=True)]
+
+
+def frame_bytes(blob: bytes | memoryview) -> memoryview:
+    """Put magic and bitmap into a frame: PROTOCOL.md, "Deletion Vector File Storage Format"."""
+    return memoryview(b"".join((_SIZE_FIELD.pack(len(blob)), blob, _CRC_FIELD.pack(crc32(blob)))))
 
 
 class _Extent(NamedTuple):

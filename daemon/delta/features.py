@@ -1,4 +1,4 @@
-"""What dvsync does with each table feature, and whether a protocol lists every one that the metadata uses. Pure.
+"""Which Delta tables we may read: what dvsync does with each table feature, and whether all that are used are listed.
 
 Delta PROTOCOL.md, "Table Features": a feature that is used must be listed. Delta refuses a table if one is missing
 (DELTA_FEATURES_PROTOCOL_METADATA_MISMATCH). The rules for metadata and features follow Delta's TableFeature.scala.
@@ -13,8 +13,9 @@ from enum import StrEnum
 from typing import Any
 
 from daemon.delta.actions import Metadata, Protocol
-from daemon.errors import CorruptInput
+from daemon.errors import CorruptInput, Unsupported
 
+READER_VERSION_MIN, READER_VERSION_MAX = 1, 3
 TABLE_FEATURES_READER, TABLE_FEATURES_WRITER = 3, 7
 
 
@@ -28,36 +29,30 @@ class Decision(StrEnum):
 
 @dataclass(frozen=True)
 class Feature:
-    """What dvsync does with tables that list a feature. Readers may ignore it unless it is `of_readers`.
+    """What dvsync does with tables that list a feature. The note of a refused feature is the hint of the refusal."""
 
-    The note of a refused feature is the hint of the refusal.
-    """
-
-    decision: Decision
     note: str
-    of_readers: bool = True
+    decision: Decision = Decision.FOLLOWED
+    of_readers: bool = True  # False: readers may ignore it
 
 
-def _of_writers(note: str = "concerns writers only", decision: Decision = Decision.FOLLOWED) -> Feature:
-    return Feature(decision, note, of_readers=False)
+def _of_writers(note: str, decision: Decision = Decision.FOLLOWED) -> Feature:
+    return Feature(note, decision, of_readers=False)
 
 
-FOR_WRITERS = _of_writers()
-_WIDENING = Feature(
-    Decision.FOLLOWED,
-    "dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings",
-)
-_VARIANT = Feature(Decision.IF_UNUSED, "dvsync refuses variant columns by name")
-_GEOSPATIAL = Feature(Decision.IF_UNUSED, "dvsync refuses geometry and geography columns by name")
+FOR_WRITERS = _of_writers("concerns writers only")
+_WIDENING = Feature("dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings")
+_VARIANT = Feature("dvsync refuses variant columns by name", Decision.IF_UNUSED)
+_GEOSPATIAL = Feature("dvsync refuses geometry and geography columns by name", Decision.IF_UNUSED)
 _CATALOG_MANAGED = Feature(
-    Decision.REFUSED, "The table's commits are ratified by a catalog and may not be read by path."
+    "The table's commits are ratified by a catalog and may not be read by path.", Decision.REFUSED
 )
 _ICEBERG_IDS = _of_writers("dvsync uses its ids of elements, keys and values")
 # Of Delta 4.4 on Spark, Delta's kernels and proposals. docs/compatibility.md says the same, and a test holds it against
 # Delta's own list. Of other features, those that readers must know are refused, and those for writers are ignored.
 FEATURES: dict[str, Feature] = {
     "adaptiveMetadata-preview": Feature(
-        Decision.REFUSED, "The table's files are listed in manifests of Iceberg v4, and not in the Delta log."
+        "The table's files are listed in manifests of Iceberg v4, and not in the Delta log.", Decision.REFUSED
     ),
     "allowColumnDefaults": FOR_WRITERS,
     "appendOnly": FOR_WRITERS,
@@ -69,9 +64,9 @@ FEATURES: dict[str, Feature] = {
     "clustering": _of_writers("no effect: Iceberg shows the same files"),
     "collations": _of_writers("columns with collations are strings"),
     "collations-preview": _of_writers("columns with collations are strings"),
-    "columnMapping": Feature(Decision.FOLLOWED, "Iceberg gets Delta's field ids; dvsync follows renames and drops"),
+    "columnMapping": Feature("Iceberg gets Delta's field ids; dvsync follows renames and drops"),
     "coordinatedCommits-preview": _of_writers("dvsync refuses a table with a coordinator", Decision.IF_UNUSED),
-    "deletionVectors": Feature(Decision.FOLLOWED, "become position-delete files"),
+    "deletionVectors": Feature("become position-delete files"),
     "domainMetadata": FOR_WRITERS,
     "generatedColumns": FOR_WRITERS,
     "geospatial": _GEOSPATIAL,
@@ -86,18 +81,16 @@ FEATURES: dict[str, Feature] = {
     "invariants": FOR_WRITERS,
     "materializePartitionColumns": FOR_WRITERS,
     "redirectReaderWriter-preview": Feature(
-        Decision.REFUSED, "Readers are redirected to another table: sync that one."
+        "Readers are redirected to another table: sync that one.", Decision.REFUSED
     ),
     "redirectWriterOnly-preview": FOR_WRITERS,
     "rowTracking": _of_writers("its hidden columns stay hidden"),
-    "timestampNtz": Feature(Decision.FOLLOWED, "timestamps without a time zone"),
-    "timestampWithoutTimezone": Feature(
-        Decision.FOLLOWED, "timestamps without a time zone, by a name that Delta on Spark does not know"
-    ),
+    "timestampNtz": Feature("timestamps without a time zone"),
+    "timestampWithoutTimezone": Feature("timestamps without a time zone, by a name that Delta on Spark does not know"),
     "typeWidening": _WIDENING,
     "typeWidening-preview": _WIDENING,
-    "v2Checkpoint": Feature(Decision.FOLLOWED, "Delta itself reads the checkpoints"),
-    "vacuumProtocolCheck": Feature(Decision.FOLLOWED, "changes no rows"),
+    "v2Checkpoint": Feature("Delta itself reads the checkpoints"),
+    "vacuumProtocolCheck": Feature("changes no rows"),
     "variantShredding": _VARIANT,
     "variantShredding-preview": _VARIANT,
     "variantType": _VARIANT,
@@ -116,12 +109,8 @@ SWITCHES = {
     "delta.enableTypeWidening": "typeWidening",
     "delta.enableVariantShredding": "variantShredding-preview",
 }
-CHECKPOINT_POLICY, POLICIES = "delta.checkpointPolicy", ("classic", "v2")
 COORDINATOR = "delta.coordinatedCommits.commitCoordinator-preview"
-CHECK_CONSTRAINT = "delta.constraints."
-GENERATION = "delta.generationExpression"
 IDENTITY = {"delta.identity.start", "delta.identity.step", "delta.identity.allowExplicitInsert"}
-INVARIANT = "delta.invariants"
 # The other features that a feature requires.
 REQUIRED = {
     "catalogManaged": ("inCommitTimestamp", "vacuumProtocolCheck"),
@@ -146,30 +135,30 @@ def is_readable(name: str) -> bool:
 
 
 def used_features(metadata: Metadata) -> frozenset[str]:
-    """Return the table features that the metadata's properties and schema use. The schema must be valid.
-
-    Raises `CorruptInput` for a property whose value Delta does not know.
-    """
+    """Return the table features that valid metadata uses. Raises `CorruptInput` for a value unknown to Delta."""
     properties = metadata.configuration
     used = {feature for key, feature in SWITCHES.items() if _value(metadata, key, ("false", "true")) == "true"}
     if metadata.column_mapping_mode != "none":
         used.add("columnMapping")
-    if _value(metadata, CHECKPOINT_POLICY, POLICIES) == "v2":
+    if _value(metadata, "delta.checkpointPolicy", ("classic", "v2")) == "v2":
         used.add("v2Checkpoint")
     if COORDINATOR in properties:
         used.add("coordinatedCommits-preview")
-    if any(key.startswith(CHECK_CONSTRAINT) for key in properties):
+    if any(key.startswith("delta.constraints.") for key in properties):
         used.add("checkConstraints")
     schema = json.loads(metadata.schema_string)
     for field in schema["fields"]:
         marks = (field.get("metadata") or {}).keys()
-        used |= {"generatedColumns"} if GENERATION in marks else set()
+        used |= {"generatedColumns"} if "delta.generationExpression" in marks else set()
         used |= {"identityColumns"} if marks >= IDENTITY else set()
-    for kind in _types({**schema, "type": "struct"}):
+    types: list[Any] = [{**schema, "type": "struct"}]
+    while types:
+        kind = types.pop()
+        types += inner_types(kind)
         if kind == "timestamp_ntz":
             used.add("timestampNtz")
-        for field in _fields(kind):
-            if not field["nullable"] or INVARIANT in (field.get("metadata") or {}):
+        for field in fields_of(kind):
+            if not field["nullable"] or "delta.invariants" in (field.get("metadata") or {}):
                 used.add("invariants")
     return frozenset(used)
 
@@ -186,32 +175,27 @@ def _value(metadata: Metadata, key: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def _types(kind: Any) -> Iterator[Any]:
-    """Yield the type itself and every type inside it."""
-    yield kind
+def inner_types(kind: Any) -> Iterator[Any]:
+    """Yield the types directly inside a type, in the JSON of a schema. What is no type of Delta's has none."""
     match kind:
         case {"type": "array", "elementType": element}:
-            yield from _types(element)
+            yield element
         case {"type": "map", "keyType": key, "valueType": value}:
-            yield from _types(key)
-            yield from _types(value)
-    for field in _fields(kind):
-        yield from _types(field["type"])
+            yield from (key, value)
+    yield from (field["type"] for field in fields_of(kind) if "type" in field)
 
 
-def _fields(kind: Any) -> Sequence[dict[str, Any]]:
+def fields_of(kind: Any) -> Sequence[dict[str, Any]]:
     """Return the fields of a struct; none for any other type, even if it has a key `fields`."""
     match kind:
-        case {"type": "struct", "fields": fields}:
-            return list(fields)
+        case {"type": "struct", "fields": [*fields]}:
+            return [field for field in fields if isinstance(field, dict)]
     return ()
 
 
 def check_features(protocol: Protocol, used: Iterable[str]) -> None:
-    """Raise `CorruptInput` naming every feature that is used, or required by a listed feature, but not listed.
-
-    Protocol versions older than table features list none; each of these versions implies its features.
-    """
+    """Raise `CorruptInput` naming every feature that is used, or required by a listed one, but not listed."""
+    # Protocol versions older than table features list none; each of these versions implies its features.
     if protocol.min_reader_version < TABLE_FEATURES_READER and protocol.min_writer_version < TABLE_FEATURES_WRITER:
         return
     listed = set(protocol.writer_features or ())
@@ -230,3 +214,50 @@ def check_features(protocol: Protocol, used: Iterable[str]) -> None:
 def _with_required(features: set[str]) -> set[str]:
     found = features.union(*(REQUIRED.get(feature, ()) for feature in features))
     return found if found == features else _with_required(found)
+
+
+def check_protocol(protocol: Protocol) -> None:
+    """Raise `Unsupported` naming each reader feature that is unknown or refused, `CorruptInput` for a contradiction."""
+    if not READER_VERSION_MIN <= protocol.min_reader_version <= READER_VERSION_MAX:
+        raise Unsupported(
+            f"Delta reader version {protocol.min_reader_version} is not known ({READER_VERSION_MIN} to "
+            f"{READER_VERSION_MAX} are)",
+            hint="Use a newer dvsync, or drop the feature that raised the table's protocol.",
+        )
+    _check_list("reader", protocol.min_reader_version, protocol.reader_features, TABLE_FEATURES_READER)
+    _check_list("writer", protocol.min_writer_version, protocol.writer_features, TABLE_FEATURES_WRITER)
+    refused = sorted(name for name in protocol.reader_features or () if not is_readable(name))
+    if refused:
+        known = (FEATURES[name] for name in refused if name in FEATURES)
+        hints = dict.fromkeys(each.note for each in known if each.decision is Decision.REFUSED)
+        raise Unsupported(
+            f"reader feature {', '.join(refused)} is not supported",
+            hint=" ".join(hints)
+            or "Drop the feature from the Delta table (ALTER TABLE … DROP FEATURE), or stop syncing it.",
+        )
+
+
+def _check_list(side: str, version: int, features: list[str] | None, from_version: int) -> None:
+    """Raise `CorruptInput` unless features are listed exactly from `from_version` on: "Protocol Evolution"."""
+    if (version >= from_version) != (features is not None):
+        raise CorruptInput(
+            f"the protocol has {side} version {version} {'without' if features is None else 'with'} a list of {side} "
+            "features",
+            hint=f"Delta cannot read this table either: it lists {side} features from version {from_version} on. "
+            "Correct the protocol action, then `dvsync resume` the table.",
+        )
+
+
+def check_metadata(metadata: Metadata) -> None:
+    """Raise `Unsupported` for a configuration whose files we would misread, or whose newest commits we cannot see."""
+    if COORDINATOR in metadata.configuration:
+        raise Unsupported(
+            f"the table's commits go through a coordinator ({COORDINATOR})",
+            hint="Its newest commits may not be in _delta_log yet. Drop the feature (ALTER TABLE … DROP FEATURE "
+            "'coordinatedCommits-preview'), or stop syncing the table.",
+        )
+    mode = metadata.column_mapping_mode
+    if mode not in {"none", "name", "id"}:
+        raise Unsupported(
+            f"column mapping mode {mode} is not known", hint="Set it to none, name or id, the only modes of Delta."
+        )

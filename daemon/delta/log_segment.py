@@ -7,22 +7,25 @@ contents are read by `snapshot.py`.
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import msgspec
 
 from daemon.delta.checkpoint import Checkpoint, read_sidecars
 from daemon.delta.log import COMMIT_FILE, DeltaLog, last_commits, log_gone
-from daemon.errors import CorruptInput, LogMissing, ObjectMissing
-from daemon.store.storage import FileIOStorage, FileMeta, Span
+from daemon.errors import CorruptInput, ObjectMissing
+from daemon.store.files import FileMeta, Span
+from daemon.store.storage import FileIOStorage
 from state.records import RECENT_COMMITS_MAX, Int, Long
 
 COMPACTED_FILE = re.compile(r"([0-9]{20})\.([0-9]{20})\.compacted\.json")
 CLASSIC_FILE = re.compile(r"([0-9]{20})\.checkpoint\.parquet")
 PART_FILE = re.compile(r"([0-9]{20})\.checkpoint\.([0-9]{10})\.([0-9]{10})\.parquet")
-UUID_NAMED_FILE = re.compile(r"([0-9]{20})\.checkpoint\.[^.]+\.(?:parquet|json)")
+CHECKPOINT_FILES = CLASSIC_FILE, PART_FILE, re.compile(r"([0-9]{20})\.checkpoint\.[^.]+\.(?:parquet|json)")
 # Delta may copy the actions of a V2 checkpoint into the hint. A longer hint costs more than it saves.
 HINT_BYTES_MAX = 1 << 20
 
@@ -33,9 +36,6 @@ class _Hint(msgspec.Struct, frozen=True, rename="camel"):
     version: Annotated[int, msgspec.Meta(ge=0, lt=10**18)]
     size_in_bytes: Long | None = None
     parts: Int | None = None
-
-
-_hint_decoder = msgspec.json.Decoder(_Hint)
 
 
 @dataclass(frozen=True)
@@ -53,15 +53,12 @@ class CommitFile:
 
 @dataclass(frozen=True)
 class LogSegment:
-    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, oldest first.
-
-    `recent_commits` are the last commit files up to `version` that were listed, also those before the checkpoint.
-    """
+    """The files that make the state at `version`. `commits` follow the checkpoint without a gap, oldest first."""
 
     version: int
     checkpoint: Checkpoint | None
     commits: tuple[CommitFile, ...]
-    recent_commits: Mapping[int, FileMeta]
+    recent_commits: Mapping[int, FileMeta]  # the last that were listed up to `version`, also before the checkpoint
 
     @property
     def size_bytes(self) -> int:
@@ -69,49 +66,46 @@ class LogSegment:
         return sum(file.size_bytes for file in self.commits) + (self.checkpoint.size_bytes if self.checkpoint else 0)
 
 
-@dataclass
 class _Listing:
-    """The files of the log by version. Compacted files are listed under their first version."""
+    """The files of the log from version `start` on, by version. Compacted files are listed under their first one."""
 
-    commits: dict[int, FileMeta] = field(default_factory=dict)
-    compacted: dict[int, list[CommitFile]] = field(default_factory=dict)
-    checkpoints: dict[int, list[FileMeta]] = field(default_factory=dict)
-
-    def take(self, file: FileMeta) -> None:
-        name = _name(file)
-        if match := COMMIT_FILE.fullmatch(name):
-            self.commits[int(match[1])] = file
-        elif match := COMPACTED_FILE.fullmatch(name):
-            compacted = CommitFile(int(match[1]), int(match[2]), file.size)
-            self.compacted.setdefault(compacted.from_version, []).append(compacted)
-        elif match := CLASSIC_FILE.fullmatch(name) or PART_FILE.fullmatch(name) or UUID_NAMED_FILE.fullmatch(name):
-            self.checkpoints.setdefault(int(match[1]), []).append(file)
+    def __init__(self, storage: FileIOStorage, log: DeltaLog, start: int) -> None:
+        self.commits: dict[int, FileMeta] = {}
+        self.compacted: dict[int, list[CommitFile]] = defaultdict(list)
+        self.checkpoints: dict[int, list[FileMeta]] = defaultdict(list)
+        for file in storage.list_from(log.folder, after=f"{start:020d}"):
+            if match := COMMIT_FILE.fullmatch(file.name):
+                self.commits[int(match[1])] = file
+            elif match := COMPACTED_FILE.fullmatch(file.name):
+                self.compacted[int(match[1])].append(CommitFile(int(match[1]), int(match[2]), file.size))
+            elif match := next(filter(None, (kind.fullmatch(file.name) for kind in CHECKPOINT_FILES)), None):
+                self.checkpoints[int(match[1])].append(file)
 
     def find_checkpoint(self, version: int | None) -> Checkpoint | None:
         """Find the newest complete checkpoint that is not newer than `version`."""
         for found in sorted(self.checkpoints, reverse=True):
-            if version is None or found <= version:
-                files = _complete(self.checkpoints[found])
-                if files:
-                    return Checkpoint(found, files)
+            if (version is None or found <= version) and (files := _complete(self.checkpoints[found])):
+                return Checkpoint(found, files)
         return None
 
 
 def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None = None) -> LogSegment:
     """Find the files that make the state at `version`, or at the newest version.
 
-    Example: a log has a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13. The state at 14 is
-    made of the checkpoint, the compacted file and commit 14.
+    Example: of a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13, the state at 14 is made of
+    the checkpoint, the compacted file and commit 14.
 
     Requests: a read of `_last_checkpoint`, and one listing that begins RECENT_COMMITS_MAX before the checkpoint that it
     names, or at the start of the log if it is missing or too new. One more listing if no complete checkpoint was found;
-    one existence check for each commit that the listing omits; and the requests of `read_sidecars` if the hint lacks
-    the sidecars' size. All of this once more if a listing has a gap.
+    one existence check for each commit that the listing omits; and those of `read_sidecars` if the hint lacks the
+    sidecars' size. All of this once more if a listing has a gap.
 
-    Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and what
-    `read_sidecars` raises.
+    Raises `ObjectMissing` if the log or the version does not exist, `CorruptInput` for a gap, and as `read_sidecars`.
     """
-    hint = _read_hint(storage, log)
+    hint: _Hint | None = None
+    with suppress(ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        data = storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX))
+        hint = msgspec.json.decode(data, type=_Hint)
     try:
         return _load(storage, log, version, hint)
     except CorruptInput:
@@ -121,10 +115,10 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
 
 def _load(storage: FileIOStorage, log: DeltaLog, version: int | None, hint: _Hint | None) -> LogSegment:
     start = max(hint.version - RECENT_COMMITS_MAX, 0) if hint and (version is None or hint.version <= version) else 0
-    listing = _list(storage, log, start)
+    listing = _Listing(storage, log, start)
     checkpoint = listing.find_checkpoint(version)
     if checkpoint is None and start:
-        listing = _list(storage, log, 0)
+        listing = _Listing(storage, log, 0)
         checkpoint = listing.find_checkpoint(version)
     commits = _commits_after(storage, log, listing, checkpoint.version if checkpoint else -1, version)
     if checkpoint:
@@ -133,32 +127,13 @@ def _load(storage: FileIOStorage, log: DeltaLog, version: int | None, hint: _Hin
     return LogSegment(newest, checkpoint, commits, last_commits(listing.commits, newest))
 
 
-def _read_hint(storage: FileIOStorage, log: DeltaLog) -> _Hint | None:
-    """Read `_last_checkpoint`; None if it is missing or broken, because it is only a hint."""
-    try:
-        return _hint_decoder.decode(storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX)))
-    except (ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-
-
-def _list(storage: FileIOStorage, log: DeltaLog, start: int) -> _Listing:
-    listing = _Listing()
-    for file in storage.list_from(log.folder, after=f"{start:020d}"):
-        listing.take(file)
-    return listing
-
-
-def _name(file: FileMeta) -> str:
-    return file.path.rsplit("/", 1)[1]
-
-
 def _complete(files: list[FileMeta]) -> tuple[FileMeta, ...]:
     """Choose the files of one complete checkpoint among these files of one version; none if parts are missing.
 
     All checkpoints of a version have the same content. Delta prefers a UUID-named checkpoint, then one of many parts,
     then a classic one, and ignores empty files; we do the same.
     """
-    by_name = {_name(file): file for file in files if file.size}
+    by_name = {file.name: file for file in files if file.size}
     parts = {name: match for name in by_name if (match := PART_FILE.fullmatch(name))}
     rest = [name for name in by_name if name not in parts]
     if uuid_named := sorted(name for name in rest if not CLASSIC_FILE.fullmatch(name)):
@@ -177,13 +152,21 @@ def _commits_after(
     listed = [commit for commit in listing.commits if commit > after and (version is None or commit <= version)]
     newest = max(listed, default=after) if version is None else version
     if newest < 0 or not (listing.commits or listing.checkpoints):
-        raise _nothing_left(log, listing)
+        if not listing.checkpoints:
+            raise log_gone(log.location)
+        newest = max(listing.checkpoints)
+        raise CorruptInput(
+            f"the checkpoint of version {newest} lacks parts, and the log has no commits",
+            version=newest,
+            path=listing.checkpoints[newest][0].path,
+            hint="Restore the log, then `dvsync resume` the table.",
+        )
     files = {commit: CommitFile(commit, commit, listing.commits[commit].size) for commit in listed}
     for commit in range(after + 1, newest + 1):
         if commit not in files:
             following = min((other for other in listed if other > commit), default=None)
             files[commit] = _ask_for(storage, log, commit, following, version, is_first=commit == 0)
-    return tuple(_shortened(files, listing, after, newest))
+    return tuple(_shortened(files, listing.compacted, after + 1, newest))
 
 
 def _ask_for(
@@ -201,38 +184,21 @@ def _ask_for(
         raise log.gap(missing, following) from error
 
 
-def _nothing_left(log: DeltaLog, listing: _Listing) -> LogMissing | CorruptInput:
-    if not listing.checkpoints:
-        return log_gone(log.location)
-    newest = max(listing.checkpoints)
-    return CorruptInput(
-        f"the checkpoint of version {newest} lacks parts, and the log has no commits",
-        version=newest,
-        path=listing.checkpoints[newest][0].path,
-        hint="Restore the log, then `dvsync resume` the table.",
-    )
-
-
-def _shortened(files: dict[int, CommitFile], listing: _Listing, after: int, newest: int) -> Iterator[CommitFile]:
-    """Replace commits by compacted files: at each version the longest file that ends at `newest` or before.
-
-    PROTOCOL.md, "Log Compaction Files".
-    """
-    place = after + 1
+def _shortened(
+    files: Mapping[int, CommitFile], compacted: Mapping[int, list[CommitFile]], place: int, newest: int
+) -> Iterator[CommitFile]:
+    """Replace commits from `place` on by compacted files: each time the longest one that ends at `newest` or before."""
     while place <= newest:
-        compacted = [file for file in listing.compacted.get(place, ()) if place < file.to_version <= newest]
-        file = max(compacted, key=lambda file: file.to_version, default=files[place])
+        longer = [file for file in compacted.get(place, ()) if place < file.to_version <= newest]
+        file = max(longer, key=lambda file: file.to_version, default=files[place])
         yield file
         place = file.to_version + 1
 
 
 def _size_of_sidecars(storage: FileIOStorage, checkpoint: Checkpoint, hint: _Hint | None) -> int:
-    """Return the sidecars' size in bytes: from the hint if it is about this checkpoint, else from the checkpoint.
-
-    A checkpoint of many parts never has sidecars.
-    """
-    if PART_FILE.fullmatch(_name(checkpoint.files[0])):
-        return 0
+    """Return the sidecars' size in bytes: from the hint if it is about this checkpoint, else from the checkpoint."""
+    if PART_FILE.fullmatch(checkpoint.files[0].name):
+        return 0  # A checkpoint of many parts never has sidecars.
     if hint and hint.version == checkpoint.version and hint.size_in_bytes is not None and not hint.parts:
         return max(hint.size_in_bytes - checkpoint.size_bytes, 0)
     return sum(sidecar.size_in_bytes for sidecar in read_sidecars(storage, checkpoint))

@@ -24,9 +24,8 @@ class TableChange:
     """The changes that versions `from_version`..`to_version` (inclusive) make to the live files.
 
     Keys are plain absolute paths. `added` were not live before, `removed` are not live afterwards, `dv_changed` are
-    live before and afterwards, with different deletion vectors (or only once with a vector). If one commit removes a
-    path and a later one adds it, it is in `removed` and `added`: the new file may be different. `uris_changed` are live
-    before and afterwards, spelled otherwise.
+    both, with different deletion vectors (or only once with one), `uris_changed` are both, spelled otherwise. If one
+    commit removes a path and a later one adds it, it is in `removed` and `added`: the new file may be different.
     """
 
     from_version: int

@@ -16,10 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
-from daemon.delta.checkpoint import Rows, read_checkpoint, too_large
+from daemon.delta.checkpoint import Rows, read_checkpoint
 from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
-from daemon.delta.log_segment import CommitFile, LogSegment
+from daemon.delta.log_segment import LogSegment
+from daemon.delta.row_groups import too_large
 from daemon.delta.table_state import (
     ADDS,
     Reconciliation,
@@ -80,15 +81,21 @@ def replay(
     """Replay these files into the state of the table; None as soon as it has more than `files_max` live files, or more
     than ROWS_BYTES_MAX of actions. Without `files_max`, `Unsupported` if the actions are far larger than the files.
 
-    Requests: those of `DeltaLog.read_commit` for each commit, or a read of the compacted file; those of
-    `read_checkpoint`; two for the version's time if its own commit file was not read.
+    Requests: those of `read_commit` for each commit, or a read of the compacted file; those of `read_checkpoint`; two
+    for the version's time if its own commit file was not read.
 
     Raises what these raise, `FileLiveTwice`, and `CorruptInput` if the log has no protocol or metadata. The caller
     checks the protocol.
     """
-    newest, times_ms = _NewestFirst(log.location), list[int | None]()
+    newest = _NewestFirst(log.location)
     for file in reversed(segment.commits):
-        times_ms.append(_take_file(newest, log, file))
+        # A compacted file only saves requests. If it cannot be read, its commits are read.
+        compacted = log.read_compacted(file.from_version, file.to_version) if file.is_compacted else None
+        if compacted:
+            newest.take_commit(compacted)
+        for version in range(file.to_version, file.from_version - 1, -1) if compacted is None else ():
+            # No variable holds a commit: it would stay in memory while the next commit is read.
+            newest.take_commit(log.read_commit(version))
         if newest.is_beyond(files_max):
             return None
     for rows in read_checkpoint(storage, log.folder, segment.checkpoint) if segment.checkpoint else ():
@@ -97,44 +104,25 @@ def replay(
             return None
         if newest.size_bytes > ROWS_BYTES_MAX + EXPANSION_MAX * segment.size_bytes:
             raise too_large(f"it has {newest.size_bytes} bytes of actions so far").located(path=rows.path)
-    timestamp_ms = times_ms[0] if times_ms else None
-    if timestamp_ms is None:
-        written_ms = segment.checkpoint.modified_ms if segment.checkpoint else 0
-        timestamp_ms = log.commit_time_ms(segment.version, otherwise=written_ms)
-    return newest.state(segment, timestamp_ms, log.folder)
-
-
-def _take_file(newest: _NewestFirst, log: DeltaLog, file: CommitFile) -> int | None:
-    """Replay one file, and return the time of its newest commit; None if a compacted file was read instead.
-
-    A compacted file only saves requests. If it cannot be read, its commits are read.
-    """
-    compacted = log.read_compacted(file.from_version, file.to_version) if file.is_compacted else None
-    if compacted:
-        newest.take_commit(compacted)
-        return None
-    # No variable holds a commit: it would stay in memory while the next commit is read.
-    times_ms = [
-        newest.take_commit(log.read_commit(version)) for version in range(file.to_version, file.from_version - 1, -1)
-    ]
-    return times_ms[0]
+    if not newest.timestamp_ms:
+        written_ms = max(file.modified_ms for file in segment.checkpoint.files) if segment.checkpoint else 0
+        newest.timestamp_ms = log.commit_time_ms(segment.version, otherwise=written_ms)
+    return newest.state(segment, log.folder)
 
 
 class _NewestFirst:
     """Reconciles actions that arrive from the newest to the oldest: the first action of a logical file wins.
 
     Example: the checkpoint has `a`, `b` and `c`. Commit 6 removes `c`. Commit 7 removes `a` and adds it with the
-    deletion vector `v`.
+    deletion vector `v`. So `a` with `v` is live, `a` and `c` without vectors are skipped in the checkpoint, `b` is
+    live.
 
-    1. Commit 7: `a` with `v` is live, and `a` without a vector is removed.
-    2. Commit 6: `c` is removed.
-    3. Checkpoint: `a` and `c` without vectors are skipped, because they are removed; `b` is live.
-
-    The state is `a` with `v`, and `b`. If a path is live more than once, Delta shows its rows as often, and the log is
+    If a path is live more than once, Delta shows its rows as often, and the log is
     refused. It is also refused if nobody can tell whether Delta removes a file (`fold_identity`).
     """
 
     def __init__(self, location: str) -> None:
+        self.timestamp_ms: int | None = None  # of the newest commit, 0 if it is in a compacted file
         self._location = location
         self._protocol: Protocol | None = None
         self._metadata: Metadata | None = None
@@ -142,14 +130,13 @@ class _NewestFirst:
         self._live: list[pa.RecordBatch] = []
         self._live_files = self.size_bytes = 0
 
-    def take_commit(self, commit: Commit) -> int:
-        """Replay one commit, and return its time in ms."""
+    def take_commit(self, commit: Commit) -> None:
+        self.timestamp_ms = commit.timestamp_ms if self.timestamp_ms is None else self.timestamp_ms
         self._protocol = self._protocol or commit.protocol
         self._metadata = self._metadata or commit.metadata
         removes, adds = ([each.logical_file for each in kind] for kind in (commit.removes, commit.adds))
         if live := list(compress(commit.adds, self._files.take_commit(removes, adds))):
             self._keep(adds_batch(live))
-        return commit.timestamp_ms
 
     def take_checkpoint_rows(self, rows: Rows) -> None:
         for protocol in rows.protocols:
@@ -169,11 +156,9 @@ class _NewestFirst:
 
     def is_beyond(self, files_max: int | None) -> bool:
         """Whether the live files exceed `files_max`, or their actions are too large. Live files never become fewer."""
-        if files_max is None:
-            return False
-        return self._live_files > files_max or self.size_bytes > ROWS_BYTES_MAX
+        return files_max is not None and (self._live_files > files_max or self.size_bytes > ROWS_BYTES_MAX)
 
-    def state(self, segment: LogSegment, timestamp_ms: int, folder: str) -> ReplayedState:
+    def state(self, segment: LogSegment, folder: str) -> ReplayedState:
         if self._protocol is None or self._metadata is None:
             kind = "protocol" if self._protocol is None else "metaData"
             hint = "Restore the log's older files, then `dvsync resume` the table."
@@ -187,7 +172,7 @@ class _NewestFirst:
         return ReplayedState(
             location=self._location,
             version=segment.version,
-            timestamp_ms=timestamp_ms,
+            timestamp_ms=self.timestamp_ms or 0,
             protocol=self._protocol,
             metadata=self._metadata,
             files=adds.num_rows,
@@ -201,10 +186,8 @@ class _NewestFirst:
         return pa.array(self._files.paths(), pa.string())
 
     def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
-        """Remove the adds that a later commit replaced or removed.
-
-        Only rows whose path a later commit names are compared one by one, because that is slow.
-        """
+        """Remove the adds that a later commit replaced or removed."""
+        # Only rows whose path a later commit names are compared one by one, because that is slow.
         suspects = pc.is_in(adds["path"], self._named)
         live = [self._files.is_live(add.logical_file) for add in adds_from_batches([adds.filter(suspects)])]
         return adds.filter(pc.replace_with_mask(pc.invert(suspects), suspects, pa.array(live, pa.bool_())))

@@ -31,15 +31,15 @@ def _with_texts(values: pa.Array) -> pa.Array:
     """Turn dates and timestamps at any depth into texts, because Python cannot represent all of them."""
     kind = values.type
     if pa.types.is_struct(kind):
-        fields = [kind.field(number).name for number in range(kind.num_fields)]
+        fields = [field.name for field in kind]
         arrays = [_with_texts(pc.struct_field(values, [number])) for number in range(kind.num_fields)]
         return pa.StructArray.from_arrays(arrays, fields, mask=pc.is_null(values)) if arrays else values
     if pa.types.is_date32(kind):
         return _spelled(values, pa.scalar(FIRST_DAY), pa.scalar(LAST_DAY))
     if pa.types.is_timestamp(kind):
-        first = datetime(1, 1, 1, tzinfo=UTC if kind.tz else None)
-        last = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC if kind.tz else None)
-        micros = values.cast(pa.timestamp("us", "UTC" if kind.tz else None), safe=False)
+        zone = UTC if kind.tz else None
+        first, last = datetime(1, 1, 1, tzinfo=zone), datetime(9999, 12, 31, 23, 59, 59, tzinfo=zone)
+        micros = values.cast(pa.timestamp("us", zone and "UTC"), safe=False)
         return _spelled(micros, pa.scalar(first, micros.type), pa.scalar(last, micros.type))
     return values
 

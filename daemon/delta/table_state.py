@@ -14,13 +14,20 @@ import pyarrow.compute as pc
 from daemon.delta.actions import AddFile, Identity, LogicalFile, Metadata, Protocol, find_doubled
 from daemon.delta.uri import PLAIN_PATH, describe, fold_identity, name_file
 from daemon.errors import CorruptInput, FileLiveTwice
-from daemon.store.storage import FileMeta
+from daemon.store.files import FileMeta
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
 
-# One row for each live file: the needed fields of its add action, with the deletion vector's fields as columns. `uri`
-# is null until `resolve_rows`, and for nearly all files afterwards.
+# The columns of ADDS that a deletion vector has.
+DV_FIELDS = {
+    "dv_storage_type": "storage_type",
+    "dv_path": "path_or_inline_dv",
+    "dv_offset": "offset",
+    "dv_size": "size_in_bytes",
+    "dv_cardinality": "cardinality",
+}
+# A row for each live file: the needed fields of its add. `uri` is null until `resolve_rows`, and mostly afterwards.
 ADDS = pa.schema(
     [
         pa.field("path", pa.string()),
@@ -45,10 +52,7 @@ HINT_DOUBLED = (
 
 @dataclass(frozen=True)
 class TableState(ABC):
-    """A snapshot of the Delta table at `location`. `files` counts its live data files.
-
-    `recent_commits` are the last commit files up to `version`, as they were listed before the state was read.
-    """
+    """A snapshot of the Delta table at `location`. `files` counts its live data files."""
 
     location: str
     version: int
@@ -56,7 +60,7 @@ class TableState(ABC):
     protocol: Protocol
     metadata: Metadata
     files: int
-    recent_commits: Mapping[int, FileMeta]
+    recent_commits: Mapping[int, FileMeta]  # the last up to `version`, as they were listed before the state was read
 
     @abstractmethod
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
@@ -75,9 +79,8 @@ class TableState(ABC):
     ) -> Iterable[T]:
         """Apply `function` to the live files, with statistics, in `parts` parts, each sorted by path.
 
-        `function` takes a part's number, from 0 on, and its files, and may run in other processes. A part without
-        files may be skipped. `on_progress` receives the number of parts done, and of all parts. The values may be
-        iterated several times. Raises what `function` raises.
+        `function` takes a part's number and its files, and may run in other processes. A part without files may be
+        skipped. `on_progress` receives the number of parts done, and of all. The values may be iterated several times.
         """
 
 
@@ -103,10 +106,7 @@ def check_rows(rows: pa.Table) -> None:
 
 
 class Reconciliation:
-    """Tells which logical files are live. Commits come from the newest to the oldest: a file's first action decides.
-
-    Delta PROTOCOL.md, "Action Reconciliation".
-    """
+    """Tells which logical files are live. Commits come from the newest to the oldest: a file's first action decides."""
 
     def __init__(self) -> None:
         self._added: set[LogicalFile] = set()
@@ -124,10 +124,7 @@ class Reconciliation:
         return {path for path, _ in (*self._added, *self._removed)}
 
     def is_live(self, file: LogicalFile) -> bool:
-        """Return whether no commit so far decided about the file. Raises `FileLiveTwice` if nobody can tell.
-
-        See `fold_identity`.
-        """
+        """Return whether no commit so far decided about the file. Raises `FileLiveTwice` if nobody can tell."""
         if file in self._added:
             return False
         path, identity = file
@@ -152,11 +149,7 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
         "partition_values": [list(add.partition_values.items()) for add in rows],
         "size": [add.size for add in rows],
         "stats": [add.stats for add in rows],
-        "dv_storage_type": [vector and vector.storage_type for vector in vectors],
-        "dv_path": [vector and vector.path_or_inline_dv for vector in vectors],
-        "dv_offset": [vector and vector.offset for vector in vectors],
-        "dv_size": [vector and vector.size_in_bytes for vector in vectors],
-        "dv_cardinality": [vector and vector.cardinality for vector in vectors],
+        **{column: [vector and getattr(vector, name) for vector in vectors] for column, name in DV_FIELDS.items()},
         "base_row_id": [add.base_row_id for add in rows],
         "uri": [add.uri for add in rows],
     }
@@ -164,10 +157,7 @@ def adds_batch(adds: Iterable[AddFile]) -> pa.RecordBatch:
 
 
 def resolve_rows(location: str, rows: pa.RecordBatch) -> pa.RecordBatch:
-    """Replace the columns `path` and `uri` as `name_file` does; `uri` may be missing.
-
-    Raises `CorruptInput` for a path that Delta cannot read.
-    """
+    """Replace the columns `path` and `uri` as `name_file` does, and raises; `uri` may be missing."""
     paths = rows["path"]
     others = pc.invert(pc.match_substring_regex(paths, PLAIN_PATH))
     places = pc.binary_join_element_wise(location, paths, "/")
@@ -185,13 +175,7 @@ def adds_from_batches(batches: Iterable[pa.RecordBatch]) -> Iterator[AddFile]:
     for row in (row for batch in batches for row in batch.to_pylist()):
         descriptor = None
         if row["dv_storage_type"] is not None:
-            descriptor = DeletionVectorDescriptor(
-                storage_type=row["dv_storage_type"],
-                path_or_inline_dv=row["dv_path"],
-                offset=row["dv_offset"],
-                size_in_bytes=row["dv_size"],
-                cardinality=row["dv_cardinality"],
-            )
+            descriptor = DeletionVectorDescriptor(**{name: row[column] for column, name in DV_FIELDS.items()})
         partition_values = dict(row["partition_values"] or ())
         if len(partition_values) < len(row["partition_values"] or ()):
             raise CorruptInput(

@@ -52,15 +52,18 @@ def find_uri_fault(path: str) -> str | None:
         return "a ':' in its first part is not escaped (%3A)"
     if authority in (None, "//") and not (query or fragment) and posixpath.normpath(inner) == ".":
         return "it names no file"
-    rest = ((_PATH, inner, 0), (_AUTHORITY, authority, 2), (_QUERY, query, 1), (_QUERY, fragment, 1))
-    return next(filter(None, (_find_illegal(grammar, text, start) for grammar, text, start in rest if text)), None)
-
-
-def _find_illegal(grammar: re.Pattern[str], text: str, start: int) -> str | None:
-    legal = grammar.match(text, start)
-    assert legal is not None, "the grammar also matches the empty text"
-    sign = text[legal.end() : legal.end() + 1]
-    return f"{sign!r} is not escaped (%{ord(sign):02X})" if sign else None
+    parts = (
+        (_PATH, inner, 0),
+        (_AUTHORITY, authority or "//", 2),
+        (_QUERY, query or "?", 1),
+        (_QUERY, fragment or "#", 1),
+    )
+    for grammar, text, start in parts:
+        legal = grammar.match(text, start)
+        assert legal is not None, "the grammar also matches the empty text"
+        if sign := text[legal.end() : legal.end() + 1]:
+            return f"{sign!r} is not escaped (%{ord(sign):02X})"
+    return None
 
 
 def name_file(table_location: str, path: str) -> tuple[str, str | None]:
@@ -87,8 +90,7 @@ def name_file(table_location: str, path: str) -> tuple[str, str | None]:
 def resolve_path(table_location: str, path: str) -> str:
     """Return the plain absolute path of a path in the log, which begins at the table if it is relative.
 
-    `a%20b` names the file `a b`. Hive-style partition folders are escaped on disk too, so their `%` arrives here as
-    `%25`.
+    `a%20b` names the file `a b`. Hive-style partition folders are escaped on disk too: their `%` is `%25` here.
     """
     return _place(table_location, _canonical(table_location, path))
 
@@ -96,9 +98,9 @@ def resolve_path(table_location: str, path: str) -> str:
 def fold_identity(path: str, identity: Identity) -> Identity:
     """Return one identity for all of the file at `path` that differ only as `java.net.URI` ignores it.
 
-    It ignores the case of escapes and schemes, and an empty authority: `%c3` is `%C3`, and `file:/x` is `file:///x`.
-    Delta compares such URIs only if their texts happen to be hashed to one partition of its replay, so nobody can tell
-    whether a remove of one removes the other.
+    These are the case of escapes and schemes, and an empty authority: `%c3` is `%C3`, and `file:/x` is `file:///x`.
+    Delta compares them only if their texts are hashed to one partition of its replay, so nobody can tell whether a
+    remove of one removes the other.
     """
     uri, dv_unique_id = identity
     if uri is None:
@@ -144,8 +146,7 @@ def _canonical(table_location: str, path: str) -> str:
 
 def _normalize(path: str) -> str:
     """Remove `.`, `..` and empty parts as `java.net.URI.normalize` does, without decoding."""
-    parts = path.split("/")
-    kept: list[str] = []
+    parts, kept = path.split("/"), list[str]()
     for part in parts:
         if part == ".." and kept and kept[-1] != "..":
             kept.pop()

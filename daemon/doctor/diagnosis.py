@@ -14,9 +14,8 @@ from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructTy
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata
-from daemon.delta.features import FEATURES, FOR_WRITERS, check_features, is_readable, used_features
+from daemon.delta.features import FEATURES, FOR_WRITERS, check_features, check_protocol, is_readable, used_features
 from daemon.delta.log import DeltaLog
-from daemon.delta.protocol import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask, examine_files
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
@@ -24,8 +23,9 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
+from daemon.translate.delta_types import parse_struct, physical_name
 from daemon.translate.existing_table import check_places
-from daemon.translate.schema import TableSchema, parse_struct, physical_name, translate_schema
+from daemon.translate.schema import TableSchema, translate_schema
 
 # What a format version changes in the notes on Delta's features.
 NOTES = {3: {"deletionVectors": "are copied into Puffin files", "rowTracking": "_row_id is Delta's row id"}}

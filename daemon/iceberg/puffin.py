@@ -13,7 +13,8 @@ import msgspec
 from pyiceberg.io import FileIO
 
 from daemon.iceberg.delete_file_writer import DeleteFileWriter, damaged_deletes
-from daemon.store.storage import Span, Storage
+from daemon.store.files import Span
+from daemon.store.storage import FileIOStorage
 
 SUFFIX: Final = ".puffin"
 MAGIC: Final = b"PFA1"
@@ -125,7 +126,7 @@ class PuffinWriter(DeleteFileWriter):
         return PuffinFile(self.path, self._size_bytes, tuple(self._blobs))
 
 
-def read_blobs(storage: Storage, path: str, size_bytes: int) -> list[Blob]:
+def read_blobs(storage: FileIOStorage, path: str, size_bytes: int) -> list[Blob]:
     """Read which deletion vectors a Puffin file of this size has. Raises CorruptInput, and what `storage` raises."""
     start = max(0, size_bytes - FOOTER_READ_BYTES)
     data = storage.read(path, Span(start, size_bytes - start))

@@ -16,7 +16,6 @@ from pyiceberg.table import Table, TableProperties
 from pyiceberg.table.snapshots import Snapshot
 
 from daemon.config.settings import MaintenanceSettings
-from daemon.delta.vacuum import RETENTIONS_S
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.manifests import read_manifest_list
 from daemon.iceberg.marker import find_marker
@@ -29,6 +28,7 @@ from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
 from daemon.sync.outcomes import unchanged_outcome
 from daemon.sync.transaction import Transaction
+from daemon.translate.definition import RETENTIONS_S
 
 # At most so many of the data files that a snapshot removed are probed. A sample is enough: VACUUM deletes all files
 # that a Delta version removed, or none. Only if a snapshot shows several versions may VACUUM have deleted some of them.

@@ -20,8 +20,7 @@ from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
 from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
-from daemon.translate.footer import internal_form
-from daemon.translate.metrics import Metrics
+from daemon.translate.metrics import Metrics, internal_form
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.

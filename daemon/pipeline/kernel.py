@@ -16,7 +16,8 @@ import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
 from daemon.delta.deletion_vector import RECENT_ENTRY_BYTES, Vector, read_vectors
-from daemon.delta.position_set import DVPlace, PositionSet, new_positions
+from daemon.delta.large_set import DVPlace
+from daemon.delta.position_set import PositionSet, new_positions
 from daemon.errors import CorruptInput
 from daemon.iceberg.delete_file_writer import damaged_deletes
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
@@ -24,8 +25,8 @@ from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store.durable import force_to_disk, is_local
 from daemon.store.recent import Recent
-from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage, Storage
-from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange, Rewrite
+from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange, Rewrite, is_puffin
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
 READ_CHANGES_MAX: Final = 1024
@@ -91,7 +92,7 @@ class _Outputs:
     larger one has gone there in parts, and is finished before the next one begins: its parts need memory.
     """
 
-    def __init__(self, storage: Storage, io: FileIO, table_location: str, *, at_once: bool) -> None:
+    def __init__(self, storage: FileIOStorage, io: FileIO, table_location: str, *, at_once: bool) -> None:
         self.finished: list[DeleteFileResult] = []
         self._sending: deque[Future[DeleteFileResult]] = deque()
         self._senders = ThreadPoolExecutor(REQUESTS_AT_ONCE, thread_name_prefix="send")
@@ -123,7 +124,7 @@ class _Outputs:
             if before and after.lacks_positions_of(before):
                 self._restored.append(change.data_file)
                 before = None
-            if task.is_puffin:
+            if is_puffin(task.output_path):
                 self._copy(change, after)
             else:
                 self._translate(change, before.positions() if before else None, after.positions(), after.place)

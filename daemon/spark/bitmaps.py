@@ -16,12 +16,14 @@ import pyarrow.compute as pc
 from pyroaring import BitMap64
 
 from daemon.delta.deletion_vector import FIRST_DV_OFFSET, FRAME_BYTES, DvFile, read_position_sets
-from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, encode_positions
+from daemon.delta.large_set import DVPlace
+from daemon.delta.position_set import as_bitmap, decode_positions, encode_positions
 from daemon.errors import CorruptInput
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.spark.tasks import Answers, run_on_spark
 from daemon.store.durable import force_to_disk
-from daemon.store.storage import FileIOStorage, store_away
+from daemon.store.files import store_away
+from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 
 if TYPE_CHECKING:

@@ -20,8 +20,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from daemon.delta.features import FEATURES
+from daemon.delta.large_set import DVPlace
 from daemon.delta.log import COMMIT_FILE
-from daemon.delta.position_set import DVPlace
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.store.locations import canonical
 

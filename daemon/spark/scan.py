@@ -17,10 +17,9 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from daemon.clock import SystemClock
 from daemon.delta.deletion_vector import decode_inline, find_place
-from daemon.delta.features import check_features, used_features
+from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
-from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.errors import SyncError
 from daemon.spark.compiled import new_object

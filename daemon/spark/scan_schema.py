@@ -13,7 +13,7 @@ from pyspark.sql.types import StructType
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.schema import (
+from daemon.translate.delta_types import (
     DECIMAL,
     EXISTS_DEFAULT,
     HINT_METADATA,

@@ -15,9 +15,8 @@ import msgspec
 import pyarrow as pa
 
 from daemon.delta.actions import AddFile, LogicalFile, Metadata, Protocol
-from daemon.delta.features import check_features, used_features
+from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.log import DeltaLog, last_commits, log_gone
-from daemon.delta.protocol import check_metadata, check_protocol
 from daemon.delta.table_state import (
     Reconciliation,
     TableState,
@@ -30,7 +29,8 @@ from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect
 from daemon.spark.failures import as_known_error
 from daemon.spark.tasks import run_on_spark
-from daemon.translate.schema import HINT_METADATA, translate_schema
+from daemon.translate.delta_types import HINT_METADATA
+from daemon.translate.schema import translate_schema
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

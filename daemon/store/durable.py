@@ -16,8 +16,8 @@ from threading import Lock
 from typing import Final
 from uuid import uuid4
 
+from daemon.store.files import store_away
 from daemon.store.locations import canonical
-from daemon.store.storage import store_away
 
 # File systems combine fsync calls that arrive at the same time: twenty files take hardly longer than two.
 FORCED_AT_ONCE: Final = 16
@@ -30,10 +30,7 @@ _making = Lock()
 
 
 def make_folder_of(path: str) -> None:
-    """Create the folder of a local file before the file is written, and missing folders above. Force each to the disk.
-
-    Raises OSError.
-    """
+    """Create the folder of a local file, and missing folders above, and force each to the disk. Raises OSError."""
     if not is_local(path):
         return
     folder = local_path(path).parent
@@ -74,7 +71,7 @@ def force_to_disk(paths: Collection[str]) -> None:
         return
     folders = {file.parent for file in files}
     with ThreadPoolExecutor(min(len(files) + len(folders), FORCED_AT_ONCE), thread_name_prefix="force") as pool:
-        forced = [pool.submit(_force_file, file) for file in files]
+        forced = [pool.submit(_force, file) for file in files]
         forced += [pool.submit(_force_folder, folder) for folder in folders]
     try:
         for each in forced:
@@ -92,8 +89,8 @@ def local_path(path: str) -> Path:
     return Path(canonical(path).removeprefix(_LOCAL))
 
 
-def _force_file(file: Path) -> None:
-    descriptor = os.open(file, os.O_RDONLY)
+def _force(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -102,7 +99,7 @@ def _force_file(file: Path) -> None:
 
 def _force_folder(folder: Path) -> None:
     try:
-        _force_file(folder)
+        _force(folder)
     except OSError as error:
         if error.errno not in NO_FOLDER_SYNC:
             raise

@@ -43,10 +43,7 @@ def parts_below(path: str, place: str) -> list[str] | None:
 
 
 def vacuum_cleans(location: str, source: str) -> bool:
-    """Return whether VACUUM or log cleanup of the Delta table at `source` would remove files at `location`.
-
-    Both are compared in their canonical spelling and with links followed.
-    """
+    """Return whether VACUUM or log cleanup of the Delta table at `source` would remove files at `location`."""
     below = (parts_below(inner, outer) for inner in _spellings(location) for outer in _spellings(source))
     return any(parts is not None and not _is_hidden(parts) for parts in below)
 

@@ -10,38 +10,24 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from functools import cached_property, lru_cache
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
+
+from daemon.store.files import FileMeta, Span
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
-    from obstore.store import ClientConfig, RetryConfig, S3Config, S3Credential, S3CredentialProvider, S3Store
+    from obstore.store import ClientConfig, RetryConfig, S3Config, S3CredentialProvider, S3Store
 
-SCHEMES: Final = ("s3", "s3a", "s3n")
-# As many attempts as Arrow's client makes.
-RETRIES_MAX: Final = 2
-RETRY_MAX: Final = timedelta(seconds=60)
 # Without any answer for so long, a request fails. A request with a long answer may take longer in all.
 SILENCE_MAX: Final = timedelta(seconds=30)
 REQUEST_MAX: Final = timedelta(minutes=10)
-DEFAULT_REGION: Final = "us-east-1"
 # A larger file is uploaded in parts of this size.
 PART_BYTES: Final = 8 << 20
 
-# In obstore's errors.
-_BEYOND_END: Final = "416 Range Not Satisfiable"
-_WHOLE: Final = "non-partial response"
-# What only Arrow's client can do, and regions whose hosts have other names than obstore gives them.
+# What only Arrow's client can do, and regions whose hosts obstore names wrongly.
 _OTHER_PARTITIONS: Final = ("cn-", "us-iso", "eu-iso", "eusc-")
 _ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
-
-
-@dataclass(frozen=True)
-class ObjectInfo:
-    """Size in bytes, and the time of the last change by the store's clock, in milliseconds since 1970."""
-
-    size: int
-    modified_ms: int
 
 
 @dataclass(frozen=True)
@@ -50,33 +36,30 @@ class S3Object:
 
     store: S3Store
     key: str
+    path: str
 
-    def head(self) -> ObjectInfo:
-        import obstore  # noqa: PLC0415 - most processes use no object store
-
+    def head(self) -> FileMeta:
         with as_os_errors():
-            return _info(obstore.head(self.store, self.key))
+            return self._meta(self.store.head(self.key))
 
-    def get(self, start: int = 0, size: int | None = None) -> tuple[ObjectInfo, bytes]:
-        """Return `size` bytes from `start`; all bytes without `size`."""
-        if size is None:
+    def get(self, span: Span | None = None) -> tuple[FileMeta, bytes]:
+        """Return the bytes in `span`, or all of them."""
+        if span is None:
             return self._get()
-        options: GetOptions = {"range": (start, start + size)}
-        return (
-            self._get_range(options, lambda whole: range(whole)[start : start + size]) if size else (self.head(), b"")
-        )
+        if not span.size:
+            return self.head(), b""
+        start, end = span.offset, span.offset + span.size
+        return self._get_range({"range": (start, end)}, lambda whole: range(whole)[start:end])
 
-    def get_tail(self, size: int) -> tuple[ObjectInfo, bytes]:
+    def get_tail(self, size: int) -> tuple[FileMeta, bytes]:
         """Return the last `size` bytes, or all of a smaller file."""
         return self._get_range({"range": {"suffix": size}}, lambda whole: range(whole)[-size:])
 
-    def stream(self, block_bytes: int) -> tuple[ObjectInfo, Iterator[bytes]]:
+    def stream(self, block_bytes: int) -> tuple[FileMeta, Iterator[bytes]]:
         """Return all bytes, in blocks of about `block_bytes`, which are fetched when they are asked for."""
-        import obstore  # noqa: PLC0415
-
         with as_os_errors():
-            found = obstore.get(self.store, self.key)
-        return _info(found.meta), _blocks(found.stream(min_chunk_size=block_bytes))
+            found = self.store.get(self.key)
+        return self._meta(found.meta), _blocks(found.stream(min_chunk_size=block_bytes))
 
     def delete(self) -> bool:
         """Remove the file, which may be missing. One request. False if the store refused it."""
@@ -84,68 +67,66 @@ class S3Object:
 
     def open_writer(self) -> WritableFile:
         """Open a new file for writing. It exists once it is closed; up to PART_BYTES are one request."""
-        import obstore  # noqa: PLC0415
+        import obstore  # noqa: PLC0415 - most processes use no object store
 
         return obstore.open_writer(self.store, self.key, buffer_size=PART_BYTES)
 
-    def _get(self, options: GetOptions | None = None) -> tuple[ObjectInfo, bytes]:
-        import obstore  # noqa: PLC0415
+    def _meta(self, found: Any) -> FileMeta:
+        return FileMeta(self.path, found["size"], int(found["last_modified"].timestamp() * 1000))
 
+    def _get(self, options: GetOptions | None = None) -> tuple[FileMeta, bytes]:
         with as_os_errors():
-            found = obstore.get(self.store, self.key, options=options)
-            return _info(found.meta), bytes(found.bytes())
+            found = self.store.get(self.key, options=options)
+            return self._meta(found.meta), bytes(found.bytes())
 
-    def _get_range(self, options: GetOptions, part: Callable[[int], range]) -> tuple[ObjectInfo, bytes]:
+    def _get_range(self, options: GetOptions, part: Callable[[int], range]) -> tuple[FileMeta, bytes]:
         """Return the bytes that `options` ask for: `part` of the object's size. Raises OSError for others."""
         try:
-            info, data = self._get(options)
+            meta, data = self._get(options)
         except FileNotFoundError:
             raise
         except OSError as error:
-            if _WHOLE in str(error):
+            if "non-partial response" in str(error):
                 # Stores and proxies may answer with the whole object (RFC 9110, 14.2).
-                info, data = self._cut(part)
-            elif _BEYOND_END in str(error):
+                meta, data = self._cut(part)
+            elif "416 Range Not Satisfiable" in str(error):
                 # S3 refuses a range that begins at the end of the file, or beyond it.
-                info, data = self.head(), b""
+                meta, data = self.head(), b""
             else:
                 raise
-        wanted = part(info.size)
+        wanted = part(meta.size)
         if len(data) != len(wanted):
-            what = f"bytes {wanted.start} to {wanted.stop} of {info.size}"
+            what = f"bytes {wanted.start} to {wanted.stop} of {meta.size}"
             raise OSError(f"asked for {what}, the store sent {len(data)} bytes")
-        return info, data
+        return meta, data
 
-    def _cut(self, part: Callable[[int], range]) -> tuple[ObjectInfo, bytes]:
+    def _cut(self, part: Callable[[int], range]) -> tuple[FileMeta, bytes]:
         """Read the whole object for a part of it, with one block in memory beside that."""
-        info, blocks = self.stream(PART_BYTES)
-        wanted = part(info.size)
+        meta, blocks = self.stream(PART_BYTES)
+        wanted = part(meta.size)
         data, offset = bytearray(), 0
         for block in blocks:
             data += block[max(wanted.start - offset, 0) : max(wanted.stop - offset, 0)]
             offset += len(block)
             if offset >= wanted.stop:
                 break
-        return info, bytes(data)
+        return meta, bytes(data)
 
 
-@dataclass(frozen=True)
 class S3Input:
     """One file on S3 for random access. Raises as `S3Object` does, and OSError if another file takes its place."""
 
-    remote: S3Object
-
-    @cached_property
-    def _size(self) -> int:
-        return self.remote.head().size
+    def __init__(self, remote: S3Object) -> None:
+        self._remote = remote
+        self._size = remote.head().size
 
     def size(self) -> int:
         return self._size
 
     def read_at(self, size: int, offset: int) -> bytes:
-        info, data = self.remote.get(offset, size)
-        if info.size != self._size:
-            raise OSError(f"the file had {self._size} bytes when it was opened, and has {info.size} now")
+        meta, data = self._remote.get(Span(offset, size))
+        if meta.size != self._size:
+            raise OSError(f"the file had {self._size} bytes when it was opened, and has {meta.size} now")
         return data
 
     def close(self) -> None:
@@ -153,15 +134,10 @@ class S3Input:
 
 
 def delete_together(objects: Sequence[S3Object]) -> bool:
-    """Remove files of one bucket, which may be missing. One request. False if the store refused it.
-
-    Not every store knows S3's DeleteObjects, which obstore sends.
-    """
-    import obstore  # noqa: PLC0415
-
+    """Remove files of one bucket, which may be missing, by one request. False if the store has no DeleteObjects."""
     try:
         with as_os_errors():
-            obstore.delete(objects[0].store, [each.key for each in objects])
+            objects[0].store.delete([each.key for each in objects])
     except FileNotFoundError:
         return True
     except OSError:
@@ -178,19 +154,16 @@ def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | N
     bucket, _, key = rest.partition("/")
     # obstore refuses such keys, and S3 takes them.
     is_odd = any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable()
-    if scheme not in SCHEMES or is_odd:
+    if scheme not in ("s3", "s3a", "s3n") or is_odd:
         return None
     store = _opened(bucket, frozenset(properties.items()))
-    return S3Object(store, key) if store else None
+    return S3Object(store, key, location) if store else None
 
 
 # One client for each bucket and configuration: all tables share its connections.
 @lru_cache(maxsize=64)
 def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
-    """Open a bucket with PyIceberg's properties. None if they, or the machine's credentials, need Arrow's client.
-
-    Raises OSError.
-    """
+    """Open a bucket. None if properties, or the machine's credentials, need Arrow's client. Raises OSError."""
     properties = dict(frozen)
     endpoint = properties.get("s3.endpoint")
     virtual = _is_true(properties, "s3.force-virtual-addressing")
@@ -209,8 +182,11 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
     client: ClientConfig = {"allow_http": True, "timeout": REQUEST_MAX}
     if "s3.proxy-uri" in properties:
         client["proxy_url"] = properties["s3.proxy-uri"]
-    retries: RetryConfig = {"max_retries": RETRIES_MAX, "retry_timeout": RETRY_MAX}
-    provider = _provider(key, secret, token) if key and secret else None
+    # As many attempts as Arrow's client makes.
+    retries: RetryConfig = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}
+    # From a provider: in obstore's configuration, the environment would complete them.
+    own: Any = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
+    provider: S3CredentialProvider | None = (lambda: own) if key else None
     with as_os_errors():
         client["read_timeout"] = timedelta(seconds=float(properties.get("s3.request-timeout", 0))) or SILENCE_MAX
         if "s3.connect-timeout" in properties:
@@ -222,12 +198,6 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
 
 def _find(properties: Mapping[str, str], name: str) -> str | None:
     return properties.get(f"s3.{name}") or properties.get(f"client.{name}")
-
-
-def _provider(key: str, secret: str, token: str | None) -> S3CredentialProvider:
-    """Return a source of these credentials alone. In obstore's configuration, the environment would complete them."""
-    credential: S3Credential = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
-    return lambda: credential
 
 
 def _finds_credentials() -> bool:
@@ -244,7 +214,7 @@ def _region(bucket: str, properties: Mapping[str, str]) -> str:
     """Return the region of a bucket. Asks AWS if neither configuration nor environment say it. Raises OSError."""
     given = _find(properties, "region") or os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     if "s3.endpoint" in properties:
-        return given or DEFAULT_REGION
+        return given or "us-east-1"
     if given and not _is_true(properties, "s3.resolve-region"):
         return given
     from pyarrow.fs import resolve_s3_region  # noqa: PLC0415
@@ -254,10 +224,6 @@ def _region(bucket: str, properties: Mapping[str, str]) -> str:
 
 def _is_true(properties: Mapping[str, str], key: str) -> bool:
     return properties.get(key, "").lower() in ("true", "1", "yes", "on", "t", "y")
-
-
-def _info(meta: Any) -> ObjectInfo:
-    return ObjectInfo(meta["size"], int(meta["last_modified"].timestamp() * 1000))
 
 
 def _blocks(stream: Iterator[Any]) -> Iterator[bytes]:

@@ -14,7 +14,7 @@ from pyiceberg.table import Table
 
 from daemon.delta.actions import Commit, RemoveFile
 from daemon.delta.checksum import Totals
-from daemon.delta.protocol import check_protocol
+from daemon.delta.features import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.delta.uri import fold_identity
 from daemon.errors import ReplacementNeeded, Unsupported

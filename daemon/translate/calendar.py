@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from pyiceberg.types import DateType, NestedField
+from pyiceberg.types import DateType
 
 from daemon.errors import Unsupported
 from daemon.translate.file_schema import FileSchema
@@ -43,10 +43,13 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
     partitions = {field.source_id for field in table.spec.fields}
     for field_id in sorted(legacy - partitions):
         field = table.schema.find_field(field_id)
-        if not (field_id in leaves and _is_modern(field, metrics)):
+        lower, is_date = metrics.lower_bounds.get(field_id), isinstance(field.field_type, DateType)
+        is_null = metrics.null_value_counts.get(field_id) == metrics.record_count
+        is_modern = is_null or (lower is not None and _number(lower) >= (FIRST_DAY if is_date else FIRST_MICROS))
+        if not (field_id in leaves and is_modern):
             raise Unsupported(
                 f"column {table.schema.find_column_name(field_id)} of the file has or may have values before "
-                f"{'1582-10-15' if isinstance(field.field_type, DateType) else '1900'}, stored in the Julian calendar: "
+                f"{'1582-10-15' if is_date else '1900'}, stored in the Julian calendar: "
                 "Iceberg readers would show wrong days",
                 hint="Rewrite the file with Spark, and set spark.sql.parquet.datetimeRebaseModeInWrite and "
                 "spark.sql.parquet.int96RebaseModeInWrite to CORRECTED.",
@@ -56,14 +59,6 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
 def _is_legacy(footer: Mapping[bytes, bytes], key: bytes, since: tuple[int, int]) -> bool:
     version = SPARK_VERSION_NUMBERS.match(footer.get(SPARK_VERSION, b""))
     return version is not None and (key in footer or (int(version[1]), int(version[2])) < since)
-
-
-def _is_modern(field: NestedField, metrics: Metrics) -> bool:
-    if metrics.null_value_counts.get(field.field_id) == metrics.record_count:
-        return True
-    lower = metrics.lower_bounds.get(field.field_id)
-    first = FIRST_DAY if isinstance(field.field_type, DateType) else FIRST_MICROS
-    return lower is not None and _number(lower) >= first
 
 
 def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[str]:

@@ -9,13 +9,12 @@ import msgspec
 from pyiceberg.table import Table
 from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.table.refs import MAIN_BRANCH
+from pytimeparse2 import parse as parse_timespan
 
 from daemon.config.settings import TableSettings
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.features import check_features, used_features
-from daemon.delta.protocol import check_metadata, check_protocol
+from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.replay import TableChange
-from daemon.delta.vacuum import retention_s
 from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported
 from daemon.iceberg.manifests import has_row_lineage
 from daemon.iceberg.marker import find_marker, shown_by
@@ -37,14 +36,10 @@ from daemon.translate.existing_table import (
     shape_properties,
 )
 from daemon.translate.file_schema import FileTraits
-from daemon.translate.hidden_columns import with_row_ids, with_unmapped
 from daemon.translate.metrics import metrics_properties
-from daemon.translate.name_mapping import find_lost
+from daemon.translate.name_mapping import find_lost, with_row_ids, with_unmapped
 from daemon.translate.schema import TableSchema, translate_schema
 
-# Delta PROTOCOL.md, "Row Tracking".
-ROW_TRACKING = "delta.enableRowTracking"
-ROW_ID_COLUMN = "delta.rowTracking.materializedRowIdColumnName"
 # A new table gets what all readers read. Somebody may set the property afterwards.
 DELETE_GRANULARITY_DEFAULT = "file"
 DELETE_GRANULARITY = "write.delete.granularity"
@@ -66,12 +61,13 @@ METADATA_PROPERTIES = {
 }
 
 
+# How long log cleanup and VACUUM keep the log and older versions' files: table properties, and Delta's defaults.
+RETENTIONS_S = {"delta.logRetentionDuration": 30 * 86_400.0, "delta.deletedFileRetentionDuration": 7 * 86_400.0}
+
+
 @dataclass(frozen=True)
 class Shape:
-    """A Delta schema on the Iceberg side.
-
-    `table` is for translating files, `definition` for defining the table, `deletes` for planning its delete files.
-    """
+    """A Delta schema on the Iceberg side: for translating files, for defining the table, for planning delete files."""
 
     table: TableSchema
     definition: Definition
@@ -83,11 +79,8 @@ class Shape:
             return self
         mapping = with_unmapped(self.table.name_mapping, traits.unmapped, self.table.schema.field_ids)
         table = replace(self.table, name_mapping=mapping, hidden_ids=self.table.hidden_ids | traits.hidden_ids)
-        properties = {
-            **self.definition.properties,
-            **shape_properties(table),
-            **({VECTORIZED_READS: "false"} if traits.has_millis else {}),
-        }
+        properties = {**self.definition.properties, **shape_properties(table)}
+        properties |= {VECTORIZED_READS: "false"} if traits.has_millis else {}
         return replace(self, table=table, definition=replace(self.definition, properties=properties))
 
 
@@ -110,11 +103,9 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
 def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) -> Shape:
     """Return the shape for a Delta metadata. Field ids and spec ids that dvsync gave to `table` are kept.
 
-    For example, `table` has the columns {a: 1, b: 2}, without column mapping:
-
-    - Delta adds c: the schema is {a: 1, b: 2, c: 3}.
-    - Delta changes b from int to string: for Iceberg that is a new column, {a: 1, b: 3}. In files without field ids,
-      the name b then leads to 3, so older snapshots would show nulls in b: 2. `definition.misread` names them.
+    For example, `table` has the columns {a: 1, b: 2}, without column mapping, and Delta changes b from int to string:
+    for Iceberg that is a new column, {a: 1, b: 3}. In files without field ids, the name b then leads to 3, so older
+    snapshots would show nulls in b: 2. `definition.misread` names them.
 
     Raises `Unsupported`.
     """
@@ -123,10 +114,12 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     row_ids = row_id_column(metadata)
     if table is None:
         return _shape(translate_schema(metadata), settings, {}, retention_ms, row_ids)
-    mapping = own_mapping(table)
+    mapping, marker = own_mapping(table), shown_by(table)
+    # If the Delta table was recreated, its column ids began at 1 again, for other columns.
+    is_recreated = marker is not None and marker.delta_table_id != metadata.id
     schema = translate_schema(
         metadata,
-        None if _counts_anew(metadata, table) else own_schema(table),
+        None if is_recreated and metadata.column_mapping_mode != "none" else own_schema(table),
         mapping=mapping or kept_mapping(table),
         schemas=table.schemas(),
         specs=table.specs(),
@@ -180,8 +173,19 @@ def row_id_column(metadata: Metadata) -> str:
 
     Under column mapping, files have field ids for all columns but this one, and readers then use no name mapping.
     """
-    tracks = metadata.configuration.get(ROW_TRACKING, "").lower() == "true"
-    return metadata.configuration.get(ROW_ID_COLUMN, "") if tracks and metadata.column_mapping_mode == "none" else ""
+    # Delta PROTOCOL.md, "Row Tracking".
+    tracks = metadata.configuration.get("delta.enableRowTracking", "").lower() == "true"
+    column = metadata.configuration.get("delta.rowTracking.materializedRowIdColumnName", "")
+    return column if tracks and metadata.column_mapping_mode == "none" else ""
+
+
+def retention_s(metadata: Metadata) -> float:
+    """Return how long the files of a replaced version are surely kept. An invalid time span counts as unset."""
+    spans_s = []
+    for key, default_s in RETENTIONS_S.items():
+        span_s = parse_timespan(metadata.configuration.get(key, "").lower().removeprefix("interval").strip())
+        spans_s.append(span_s if isinstance(span_s, int | float) and span_s >= 0 else default_s)
+    return float(min(spans_s))
 
 
 def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
@@ -193,12 +197,9 @@ def _misread(table: Table, lost: Mapping[int, str]) -> Misread:
         if snapshot.schema_id is not None and schemas.get(snapshot.schema_id)
     }
     own = own_tags(table.metadata)
+    marked = {snapshot.snapshot_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
     return Misread(
-        snapshot_ids=tuple(
-            snapshot.snapshot_id
-            for snapshot in table.metadata.snapshots
-            if snapshot.snapshot_id in found and find_marker(snapshot) is not None
-        ),
+        snapshot_ids=tuple(snapshot_id for snapshot_id in found if snapshot_id in marked),
         columns=tuple(sorted({lost[field_id] for ids in found.values() for field_id in ids})),
         references=tuple(
             f"{ref.snapshot_ref_type} {name} (snapshot {ref.snapshot_id})"
@@ -215,12 +216,12 @@ def _with_features(shape: Shape, table: Table | None, change: TableChange) -> Sh
     What `change` does not have is that of the properties. If there is no such property, as after an older dvsync, the
     check is skipped. Raises `CorruptInput` where Delta would refuse the table.
     """
-    properties = dict(table.properties) if table else {}
-    if change.protocol is not None:
-        properties[DELTA_PROTOCOL] = msgspec.json.encode(change.protocol).decode()
-    if change.metadata is not None:
-        properties[DELTA_FEATURES] = ",".join(sorted(used_features(change.metadata)))
+    properties = table.properties if table else {}
     kept = {key: properties[key] for key in (DELTA_PROTOCOL, DELTA_FEATURES) if key in properties}
+    if change.protocol is not None:
+        kept[DELTA_PROTOCOL] = msgspec.json.encode(change.protocol).decode()
+    if change.metadata is not None:
+        kept[DELTA_FEATURES] = ",".join(sorted(used_features(change.metadata)))
     if len(kept) == 2:
         listing = msgspec.json.decode(kept[DELTA_PROTOCOL], type=Protocol)
         check_features(listing, [feature for feature in kept[DELTA_FEATURES].split(",") if feature])
@@ -244,10 +245,7 @@ def _check_unchanged(shape: Shape, table: Table, settings: TableSettings, versio
 
 
 def _check_row_ids(shape: Shape, table: Table, change: TableChange) -> None:
-    """Raise `ReplacementNeeded` if Delta did not track row ids in between, by the same column.
-
-    It has then given its files other row ids, although their paths are the same.
-    """
+    """Raise `ReplacementNeeded` if Delta has given its files other row ids, by another column or after a pause."""
     columns = {row_id_column(metadata) for metadata in change.metadatas}
     if shape.table.has_row_ids and columns != {row_id_column_of(table)}:
         raise ReplacementNeeded(
@@ -275,9 +273,8 @@ def _check_staying(shape: Shape, table: Table, version: int, count_staying: Call
 def _check_references(shape: Shape, settings: TableSettings) -> None:
     """Raise `Unsupported` when a tag or a branch holds a snapshot that readers would misread after the next commit.
 
-    The snapshot must not stay, because it would show wrong nulls. The tag or branch must not be dropped by dvsync,
-    because somebody created it on purpose and the drop cannot be undone. dvsync's own tags do not count: they are set
-    by a rule, and must not stop the table.
+    The snapshot would show wrong nulls, and somebody created the tag or branch on purpose. dvsync's own tags are set by
+    a rule, and must not stop the table.
     """
     misread = shape.definition.misread
     if misread.references:
@@ -287,13 +284,6 @@ def _check_references(shape: Shape, settings: TableSettings) -> None:
             hint="Copy the rows that you need into another table, drop the tag or branch (ALTER TABLE … DROP TAG or "
             f"DROP BRANCH), then run `dvsync resume {settings.name}`.",
         )
-
-
-def _counts_anew(metadata: Metadata, table: Table) -> bool:
-    """Return whether the Delta table was recreated, so that its column ids began at 1 again, for other columns."""
-    marker = shown_by(table)
-    mapped = metadata.column_mapping_mode != "none"
-    return mapped and marker is not None and marker.delta_table_id != metadata.id
 
 
 def _shape(
@@ -307,27 +297,29 @@ def _shape(
         may_overflow=settings.may_overflow,
         has_row_ids=has_row_ids,
     )
-    filled = msgspec.json.encode(sorted(schema.filled)).decode()
-    collated = msgspec.json.encode(sorted(schema.collated)).decode()
     granularity = properties.get(DELETE_GRANULARITY)
     granularity = granularity if granularity in ("file", "partition") else DELETE_GRANULARITY_DEFAULT
-    defaults = {} if properties else METADATA_PROPERTIES
+    # What is empty is only written where an older value must go.
+    remembered = {
+        DELTA_ROW_IDS: (row_ids, row_ids),
+        DELTA_FILLED: (schema.filled, msgspec.json.encode(sorted(schema.filled)).decode()),
+        COLLATED_IDS: (schema.collated, msgspec.json.encode(sorted(schema.collated)).decode()),
+        NEEDS_IDS: (schema.needs_ids, str(schema.needs_ids).lower()),
+    }
     definition = Definition(
         schema=schema.schema,
         spec=schema.spec,
         format_version=settings.format_version,
         properties={
-            **defaults,
+            **({} if properties else METADATA_PROPERTIES),
             # The data files belong to Delta: no Iceberg maintenance may remove them.
             "gc.enabled": "false",
             DELETE_GRANULARITY: granularity,
             **shape_properties(schema),
             **metrics_properties(schema),
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
-            **({DELTA_ROW_IDS: row_ids} if row_ids or DELTA_ROW_IDS in properties else {}),
-            **({DELTA_FILLED: filled} if schema.filled or DELTA_FILLED in properties else {}),
-            **({COLLATED_IDS: collated} if schema.collated or COLLATED_IDS in properties else {}),
-            **({NEEDS_IDS: str(schema.needs_ids).lower()} if schema.needs_ids or NEEDS_IDS in properties else {}),
+            **{key: text for key, (value, text) in remembered.items() if value or key in properties},
         },
     )
-    return Shape(schema, definition, DeletionVectors() if settings.format_version > 2 else PositionDeletes(granularity))
+    deletes = PositionDeletes(granularity == "partition") if settings.format_version == 2 else DeletionVectors()
+    return Shape(schema, definition, deletes)

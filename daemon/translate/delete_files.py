@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -27,16 +28,13 @@ UNKNOWN_DV = DeletionVectorDescriptor("?", "", 0, 0)
 
 @dataclass(frozen=True)
 class DvChange:
-    """A data file whose deletion vector changes from `before` to `after`. `before` is None if none is known.
-
-    `partition` is that of the data file's entry, if the entries of the delete file need it.
-    """
+    """A data file whose deletion vector changes from `before` to `after`. `before` is None if none is known."""
 
     data_file: str
     record_count: int
     before: DeletionVectorDescriptor | None
     after: DeletionVectorDescriptor
-    partition: tuple[object, ...] = ()
+    partition: tuple[object, ...] = ()  # of its entry, if the entries of the delete file need it
 
 
 @dataclass(frozen=True)
@@ -46,10 +44,6 @@ class DeleteFileTask:
     output_path: str
     spec_id: int
     changes: tuple[DvChange, ...]
-
-    @property
-    def is_puffin(self) -> bool:
-        return is_puffin(self.output_path)
 
 
 DeleteFile = PositionDeleteFile | PuffinFile
@@ -64,8 +58,7 @@ def is_puffin(path: str) -> bool:
 class DeleteFileResult:
     """The result of a task. Without new positions, no file is written and `file` is None.
 
-    `restored` are the data files of which deleted rows came back. For these, `file` holds all deletions, not only the
-    new ones.
+    `restored` are the data files of which deleted rows came back. For these, `file` holds all deletions.
     """
 
     file: DeleteFile | None
@@ -77,9 +70,8 @@ class Rewrite:
     """A shared delete file to be written again without the data files that leave; it keeps the positions of `kept`.
 
     For example, `old` holds {0, 1} of data file A and {5} of B. Row 1 of A comes back, so A's entry is removed and
-    added again, while B stays. The new delete file holds only {5} of B. Without this rewrite, some readers would lose
-    row 1: by the sequence numbers, `old` does not apply to the new entry of A, but PyIceberg, Polars and DuckDB read
-    `old` because of B, and then apply its positions of A as well.
+    added again. The new delete file holds only {5} of B. Without it, some readers would lose row 1: PyIceberg, Polars
+    and DuckDB read `old` because of B, and apply its positions of A as well, whatever the sequence numbers are.
     """
 
     old: DeleteFileRecord
@@ -101,22 +93,20 @@ def _vector_entry(file: PuffinFile, blob: Blob, spec_id: int, partition: Sequenc
     The bounds are for PyIceberg 0.12, which finds the data file by them and not by `referenced_data_file`. Without them
     it, and Polars, would apply every Puffin file of a partition to all of its data files.
     """
-    data_file = to_bytes(StringType(), blob.data_file)
-    entry = data_file_record(
+    path = {FILE_PATH_ID: to_bytes(StringType(), blob.data_file)}
+    return _entry(
+        spec_id,
         partition,
-        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PUFFIN,
         record_count=blob.cardinality,
         file_size_in_bytes=file.size_bytes,
-        lower_bounds={FILE_PATH_ID: data_file},
-        upper_bounds={FILE_PATH_ID: data_file},
+        lower_bounds=path,
+        upper_bounds=path,
         referenced_data_file=blob.data_file,
         content_offset=blob.offset,
         content_size_in_bytes=blob.size_bytes,
     )
-    entry.spec_id = spec_id
-    return entry
 
 
 def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequence[object] = ()) -> DataFile:
@@ -126,29 +116,32 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
     bounds of `file_path`.
     """
     single = file.data_files[0][0] if len(file.data_files) == 1 else None
-    entry = data_file_record(
+    metrics: dict[str, dict[int, object]] = {}
+    if single:
+        path = to_bytes(StringType(), single)
+        metrics = {
+            "value_counts": {FILE_PATH_ID: file.positions, POS_ID: file.positions},
+            "null_value_counts": {FILE_PATH_ID: 0, POS_ID: 0},
+            "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.lower_pos)},
+            "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.upper_pos)},
+        }
+    return _entry(
+        spec_id,
         partition,
-        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PARQUET,
         record_count=file.positions,
         file_size_in_bytes=file.size_bytes,
         split_offsets=list(file.split_offsets) or None,
         referenced_data_file=single,
-        **(_file_scoped_metrics(single, file) if single else {}),
+        **metrics,
     )
+
+
+def _entry(spec_id: int, partition: Sequence[object], **fields: Any) -> DataFile:
+    entry = data_file_record(partition, content=DataFileContent.POSITION_DELETES, **fields)
     entry.spec_id = spec_id
     return entry
-
-
-def _file_scoped_metrics(data_file: str, file: PositionDeleteFile) -> dict[str, dict[int, object]]:
-    path = to_bytes(StringType(), data_file)
-    return {
-        "value_counts": {FILE_PATH_ID: file.positions, POS_ID: file.positions},
-        "null_value_counts": {FILE_PATH_ID: 0, POS_ID: 0},
-        "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.lower_pos)},
-        "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.upper_pos)},
-    }
 
 
 def delete_file_record(task: DeleteFileTask, file: DeleteFile) -> DeleteFileRecord:

@@ -70,15 +70,10 @@ class DeletePlanner(ABC):
     # Compaction joins the deletions of so many data files, which do not share a delete file yet.
     joined_data_files: ClassVar[int]
 
-    @property
-    @abstractmethod
-    def shares_partitions(self) -> bool:
-        """Whether all data files of a partition share delete files."""
-
-    @property
-    @abstractmethod
-    def may_have_former(self) -> bool:
-        """Whether the table may have delete files of a former format version."""
+    # Whether the table may have delete files of a former format version.
+    may_have_former: ClassVar[bool]
+    # Whether all data files of a partition share delete files.
+    shares_partitions: bool = False
 
     @abstractmethod
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
@@ -88,17 +83,17 @@ class DeletePlanner(ABC):
     def leaving(self, plan: SyncPlan) -> Set[str]:
         """Return the live data files whose present deletions leave the table."""
 
-    @abstractmethod
     def returning(self, change: TableChange) -> Collection[str]:
         """Return the data files whose dead blobs matter: they come back, or rows of them may."""
+        return ()
 
-    @abstractmethod
     def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
         """Return those of `plan.older` that must not stay. The others stay for the data files that do not leave."""
+        return plan.older
 
-    @abstractmethod
     def to_copy(self, plan: SyncPlan) -> Set[str]:
         """Return the data files whose present vectors are written again: their delete file does not stay."""
+        return frozenset()
 
     @abstractmethod
     def repair(self, plan: SyncPlan, live: Mapping[str, LiveFile], names: Iterator[str]) -> Repair:
@@ -148,12 +143,16 @@ class DeletePlanner(ABC):
                 gone[file.path] = OrphanReason.DATA_FILES_GONE if is_gone else self.replaced
             else:
                 dead += [(file.path, data_file) for data_file in sorted(leaves)]
+        # The entries of these data files, by manifest, with the metrics of their new adds.
+        renewed_entries: dict[str, dict[str, DataFile]] = defaultdict(dict)
+        for path in restored - renewed:
+            renewed_entries[plan.live[path].manifest_path][path] = _entry(plan, change.dv_changed[path])
         new_positions = self.new_positions(plan)
         delta = RowDelta(
             snapshot_id=snapshot_id,
             added_data_files=[_entry(plan, add) for _, add in sorted(added.items())],
             removed_data_files=by_manifest((plan.live[path].manifest_path, path) for path in removed),
-            renewed_data_files=_with_new_metrics(plan, restored - renewed),
+            renewed_data_files=renewed_entries,
             added_delete_files=[entry for task, file in written for entry in delete_file_entries(task, file)],
             removed_delete_files=by_manifest(entries),
             replacements=[(each.old.path, delete_file_entry(file, each.old.spec_id)) for each, file in rewritten],
@@ -176,7 +175,7 @@ class DeletePlanner(ABC):
 
 @dataclass(frozen=True)
 class PositionDeletes(DeletePlanner):
-    """Position-delete files, of which each holds the new positions only. `granularity` is `file` or `partition`.
+    """Position-delete files, of which each holds the new positions only.
 
     For example, delete file d1 holds {0, 1} of data file A and {5} of B.
 
@@ -186,17 +185,11 @@ class PositionDeletes(DeletePlanner):
     - A is removed: the snapshot removes A and d1, and adds the rewrite of d1.
     """
 
-    granularity: str
-
     suffix = ".parquet"
     renews_entries = True
     replaced = OrphanReason.DV_SHRUNK
     joined_data_files = 1
     may_have_former = False
-
-    @property
-    def shares_partitions(self) -> bool:
-        return self.granularity == "partition"
 
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
         """Yield the changes of each delete file, with the spec that they share. They also share the partition."""
@@ -211,15 +204,6 @@ class PositionDeletes(DeletePlanner):
 
     def leaving(self, plan: SyncPlan) -> Set[str]:
         return plan.change.removed | plan.restored
-
-    def returning(self, change: TableChange) -> Collection[str]:
-        return ()
-
-    def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
-        return plan.older
-
-    def to_copy(self, plan: SyncPlan) -> Set[str]:
-        return frozenset()
 
     def repair(self, plan: SyncPlan, live: Mapping[str, LiveFile], names: Iterator[str]) -> Repair:
         leaving = self.leaving(plan)
@@ -237,10 +221,10 @@ class DeletionVectors(DeletePlanner):
     The vectors that a commit changes share new Puffin files. A blob that is no longer used stays in its Puffin file as
     long as the file serves other data files: it is dead.
 
-    PyIceberg 0.12 applies every blob of a Puffin file that a snapshot uses, dead ones too. A dead blob is harmless as
-    long as the data file's vector still has all of its positions. Otherwise the rows would be deleted again, so a
-    Puffin file is replaced as a whole when a data file comes back, or rows of it, of which it has a blob. The vectors
-    of the other data files in it are then copied. So is a position-delete file from version 2: it has one entry.
+    PyIceberg 0.12 applies every blob of a Puffin file that a snapshot uses, dead ones too. That is harmless as long as
+    the data file's vector has all of its positions. So a Puffin file is replaced as a whole when a data file comes
+    back, or rows of it, of which it has a blob; the vectors of the other data files in it are copied. So are those of a
+    position-delete file from version 2, which has one entry.
 
     For example, Puffin file p1 has blobs of the data files A and B.
 
@@ -256,10 +240,9 @@ class DeletionVectors(DeletePlanner):
     # If a sync changes one of them meanwhile, the next round tries again with all of them.
     joined_data_files = 50
     may_have_former = True
-    shares_partitions = False
 
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
-        by_spec: dict[int, list[DvChange]] = defaultdict(list)
+        by_spec = defaultdict[int, list[DvChange]](list)
         for spec_id, each in changes:
             by_spec[spec_id].append(each)
         for spec_id, members in by_spec.items():
@@ -281,11 +264,7 @@ class DeletionVectors(DeletePlanner):
 
     def outdated(self, plan: SyncPlan) -> Sequence[DeleteFileRecord]:
         returned = {*plan.change.added, *plan.restored}
-        return [
-            file
-            for file in plan.older
-            if self.is_former(file.path) or not returned.isdisjoint({*file.served, *file.dead})
-        ]
+        return [each for each in plan.older if self.is_former(each.path) or returned & {*each.served, *each.dead}]
 
     def to_copy(self, plan: SyncPlan) -> Set[str]:
         leaving = self.leaving(plan)
@@ -315,10 +294,7 @@ def copies(data_files: Mapping[str, LiveFile], table: TableSchema) -> list[tuple
 
 
 def entries_of(file: DeleteFileRecord, served: Set[str] | None = None) -> list[tuple[str, EntryKey]]:
-    """Return the manifest entries of a delete file for the data files `served`, all by default, with their manifest.
-
-    A position-delete file has one entry for all of its data files.
-    """
+    """Return the manifest entries of a delete file for the data files `served`, all by default, with their manifest."""
     served = file.served if served is None else served
     if is_puffin(file.path):
         return [(file.manifest_path, (file.path, data_file)) for data_file in served]
@@ -327,14 +303,6 @@ def entries_of(file: DeleteFileRecord, served: Set[str] | None = None) -> list[t
 
 def _entry(plan: SyncPlan, add: AddFile) -> DataFile:
     return data_file_of(add, plan.metrics[add.path], plan.table, *plan.place_of(add))
-
-
-def _with_new_metrics(plan: SyncPlan, data_files: Iterable[str]) -> dict[str, dict[str, DataFile]]:
-    """Return the entries of these data files, by manifest, with the metrics of their new adds."""
-    entries: dict[str, dict[str, DataFile]] = defaultdict(dict)
-    for path in data_files:
-        entries[plan.live[path].manifest_path][path] = _entry(plan, plan.change.dv_changed[path])
-    return entries
 
 
 def _growth(known: LiveFile | None, change: DvChange) -> int:

@@ -78,16 +78,11 @@ def check_format_version(settings: TableSettings, table: Table) -> None:
 
 
 def check_places(location: str, properties: Mapping[str, str], source: str) -> None:
-    """Raise `Unsupported` when PyIceberg would cut a path, or Delta's VACUUM would remove the Iceberg table's files.
-
-    Checks the table's location and the properties that place files elsewhere.
-    """
+    """Raise `Unsupported` when PyIceberg would cut a path, or Delta's VACUUM would remove the Iceberg table's files."""
     check_path(source)
-    for name, place in {"location": location, **{name: properties.get(name) for name in PLACES}}.items():
-        if not place:
-            continue
+    for name, place in [("location", location), *((name, properties.get(name, "")) for name in PLACES)]:
         check_path(place)
-        if vacuum_cleans(place, source):
+        if place and vacuum_cleans(place, source):
             raise Unsupported(
                 f"the Iceberg table's {name}, {place}, lies inside the Delta table, where VACUUM removes every file "
                 "that is not in Delta's log",
@@ -122,10 +117,7 @@ def own_mapping(table: Table) -> NameMapping | None:
 
 
 def kept_mapping(table: Table) -> NameMapping | None:
-    """Return the part of a name mapping of somebody else that has names of files which only older snapshots show.
-
-    These are other spellings of our columns, and hidden names. None if there is no mapping that can be read.
-    """
+    """Return what somebody else's name mapping has of our columns, and hidden names; None if it cannot be read."""
     try:
         mapping = parse_mapping_from_json(table.properties.get(NAME_MAPPING, ""))
     except ValueError:

@@ -1,4 +1,6 @@
-"""Delta's per-file statistics -> Iceberg metrics. Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
+"""Delta's per-file statistics -> Iceberg metrics; what a Parquet footer says of the same values, of deleted rows too.
+
+Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
 Bounds must be safe for pruning: no live value may be below its lower or above its upper bound. When deleted rows come
 back, the plan takes the metrics of the new add. Delta's statistics cut timestamps to milliseconds, so the upper bound
@@ -14,11 +16,14 @@ import json
 import math
 import re
 import struct
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, date, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from typing import Any
 
+import pyarrow.parquet as pq
 from pyiceberg.conversions import to_bytes
 from pyiceberg.types import (
     DateType,
@@ -34,7 +39,18 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.translate.partition_values import OTHER_YEAR, exact_decimal, in_range, parse_days, timestamp_micros, zone_of
+from daemon.translate.name_mapping import Path
+from daemon.translate.partition_values import (
+    EPOCH,
+    EPOCH_DAY,
+    MICROSECOND,
+    OTHER_YEAR,
+    exact_decimal,
+    in_range,
+    parse_days,
+    timestamp_micros,
+    zone_of,
+)
 from daemon.translate.schema import TableSchema
 
 # The largest part of a timestamp that Delta's statistics cut off.
@@ -58,28 +74,28 @@ _STATS = json.JSONDecoder(parse_float=Decimal)
 
 @dataclass(frozen=True)
 class Metrics:
-    """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too.
-
-    `beyond` are columns whose statistics have values that bounds cannot express, such as years of five digits.
-    """
+    """A data file's metrics by Iceberg field id. `record_count` counts physical rows, deleted ones too."""
 
     record_count: int
     value_counts: dict[int, int] = field(default_factory=dict)
     null_value_counts: dict[int, int] = field(default_factory=dict)
     lower_bounds: dict[int, bytes] = field(default_factory=dict)
     upper_bounds: dict[int, bytes] = field(default_factory=dict)
-    beyond: frozenset[int] = frozenset()
+    beyond: frozenset[int] = frozenset()  # columns of values that bounds cannot express, such as years of five digits
 
 
-def parse_stats(
-    stats: str | None, leaves: Mapping[tuple[str, ...], NestedField], record_count: int, *, has_dv: bool
-) -> Metrics:
+def parse_stats(stats: str | None, leaves: Mapping[Path, NestedField], record_count: int, *, has_dv: bool) -> Metrics:
     """Translate an add's `stats` JSON. A column's metrics are left out if they cannot be trusted.
 
     `record_count` is the footer's. If `numRecords` differs, the null counts are not trusted: some writers store the
     number of live rows there (trinodb/trino#30343). Delta ignores statistics that are not JSON objects.
     """
-    parsed = _decode(stats or "")
+    try:
+        parsed = _STATS.decode(stats) if stats and len(stats) <= STATS_CHARACTERS_MAX else {}
+    except (ValueError, ArithmeticError, RecursionError):
+        # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
+        parsed = {}
+    parsed = parsed if isinstance(parsed, dict) else {}
     tight = parsed.get("tightBounds") in (None, True)
     counted = _is_whole(parsed.get("numRecords")) and parsed["numRecords"] == record_count
     null_counts = {
@@ -112,21 +128,9 @@ def parse_stats(
     )
 
 
-def _decode(stats: str) -> dict[str, Any]:
-    try:
-        parsed = _STATS.decode(stats) if len(stats) <= STATS_CHARACTERS_MAX else None
-    except (ValueError, ArithmeticError, RecursionError):
-        # ArithmeticError: a number has more digits or a larger exponent than Python accepts.
-        parsed = None
-    return parsed if isinstance(parsed, dict) else {}
-
-
-def _walk(tree: Any, leaves: Mapping[tuple[str, ...], NestedField]) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield the values of `tree` at the leaves. Nested structs are nested objects.
-
-    Walks over the statistics, not over the table's columns: usually only the first 32 columns have statistics.
-    """
-    objects: list[tuple[tuple[str, ...], Any]] = [((), tree)] if isinstance(tree, dict) else []
+def _walk(tree: Any, leaves: Mapping[Path, NestedField]) -> Iterator[tuple[Path, Any]]:
+    """Yield the values of `tree` at the leaves. Usually only the first 32 columns of a table have statistics."""
+    objects: list[tuple[Path, Any]] = [((), tree)] if isinstance(tree, dict) else []
     while objects:
         parent, values = objects.pop()
         for name, value in values.items():
@@ -161,7 +165,9 @@ def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, A
             low, high = map(_float, ends)
             if isinstance(field_type, DoubleType):
                 low, high = min(low, _as_float32(low)), max(high, _as_float32(high))
-            bounds = _float_bounds(low, high)
+            # Iceberg spec, "Manifests": no NaN, -0.0 as lower and 0.0 as upper bound.
+            if not (math.isnan(low) or math.isnan(high)):
+                bounds = (low or -0.0), (high or 0.0)
         case DecimalType() if all(isinstance(end, Decimal) or DECIMAL.fullmatch(str(end)) for end in ends):
             bounds = (
                 _decimal_bound(minimum, field_type, ROUND_FLOOR),
@@ -184,37 +190,25 @@ def _is_whole(value: Any) -> bool:
 
 
 def _float(value: Any) -> float:
-    if isinstance(value, str):
-        value = NOT_FINITE.get(value)
+    value = NOT_FINITE.get(value) if isinstance(value, str) else value
     if isinstance(value, bool) or not isinstance(value, int | float | Decimal):
         raise ValueError("Delta does not read this as a number")
     return float(value)
 
 
-def _float_bounds(low: float, high: float) -> tuple[float, float] | None:
-    """Return the bounds by the rules of the Iceberg spec, "Manifests": no NaN, -0.0 as lower and 0.0 as upper bound."""
-    if math.isnan(low) or math.isnan(high):
-        return None
-    return (-0.0 if low == 0 else low), (0.0 if high == 0 else high)
-
-
 def _as_float32(number: float) -> float:
-    """Return the value in a file that was written when the column was a float.
-
-    For example, Delta's statistics have 0.7, but the file has 0.699999988079071.
-    """
+    """Return what a file has from when the column was a float: 0.699999988079071, where the statistics have 0.7."""
     try:
-        (found,) = struct.unpack("<f", struct.pack("<f", number))
+        return float(struct.unpack("<f", struct.pack("<f", number))[0])
     except OverflowError:
         return number
-    return float(found)
 
 
 def _decimal_bound(stated: Any, field_type: DecimalType, rounding: str) -> Decimal:
-    """Return a safe bound. delta-rs writes decimals as doubles, so `stated` can be off by a double's rounding.
+    """Return a bound, moved outwards if it can be off by a double's rounding: delta-rs writes decimals as doubles.
 
-    The bound is then moved outwards by that much. A value with more digits than a double has is exact, and so is one
-    of at most 15 digits. Raises ArithmeticError or ValueError when the type cannot hold the bound.
+    A value of at most 15 digits is exact, or of more than a double has. Raises ArithmeticError or ValueError when the
+    type cannot hold the bound.
     """
     number = Decimal(stated)
     if field_type.precision <= DOUBLE_DIGITS or AS_DOUBLE.plus(number) != number:
@@ -236,8 +230,8 @@ def _moments(text: str, field_type: TimestampType | TimestamptzType) -> tuple[in
 def metrics_properties(table: TableSchema) -> dict[str, str]:
     """Iceberg table properties that keep engines from computing MIN and MAX from inexact bounds.
 
-    Bounds are inexact for strings and timestamps, which Delta cuts; for floats, because of signed zeros and of NaN,
-    which bounds ignore; and for decimals, which some writers store as doubles.
+    These are strings and timestamps, which Delta cuts; floats, because of signed zeros and NaN; and decimals, which
+    some writers store as doubles.
     """
     return {
         f"write.metadata.metrics.column.{table.schema.find_column_name(field.field_id)}": "counts"
@@ -245,3 +239,66 @@ def metrics_properties(table: TableSchema) -> dict[str, str]:
         if isinstance(field.field_type, StringType | TimestampType | TimestamptzType | FloatType | DoubleType)
         or (isinstance(field.field_type, DecimalType) and field.field_type.precision > DOUBLE_DIGITS)
     }
+
+
+@dataclass(frozen=True)
+class ColumnRange:
+    """The nulls of a column, and its smallest and largest value; None if the footer does not say it."""
+
+    null_count: int | None
+    ends: tuple[Any, Any] | None
+
+
+def column_ranges(
+    footer: pq.FileMetaData, leaves: Mapping[Path, NestedField]
+) -> Iterator[tuple[NestedField, ColumnRange]]:
+    """Yield those of `leaves` that the file has."""
+    leaf_paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    # The column `a.b` and the field `b` of a struct `a` have the same path.
+    found = Counter(leaf_paths)
+    places = {path: number for number, path in enumerate(leaf_paths) if found[path] == 1}
+    for leaf, column in leaves.items():
+        place = places.get(".".join(leaf))
+        if place is not None and footer.num_row_groups:
+            groups = (footer.row_group(number) for number in range(footer.num_row_groups))
+            statistics = [group.column(place).statistics for group in groups]
+            # Inside a struct, the nulls of the struct count as well.
+            counted = len(leaf) == 1 and all(each and each.has_null_count for each in statistics)
+            null_count = sum(each.null_count for each in statistics) if counted else None
+            with_ends = [each for each in statistics if each and each.has_min_max]
+            yield column, ColumnRange(null_count, _ends(with_ends, column.field_type))
+
+
+def _ends(statistics: Sequence[pq.Statistics], field_type: IcebergType) -> tuple[Any, Any] | None:
+    try:
+        lows = [_internal(each.min, field_type) for each in statistics]
+        highs = [_internal(each.max, field_type) for each in statistics]
+    except (ValueError, OverflowError, TypeError, ArithmeticError):
+        return None
+    return (min(lows), max(highs)) if lows and None not in (*lows, *highs) else None
+
+
+def _internal(value: Any, field_type: IcebergType) -> Any:
+    """Return a statistic in Iceberg's internal form. None if it is of a type that has no bounds, or NaN."""
+    internal: Any = None
+    match field_type:
+        case DateType() if isinstance(value, date) and not isinstance(value, datetime):
+            internal = internal_form(value)
+        case TimestampType() | TimestamptzType() if isinstance(value, datetime):
+            internal = internal_form(value)
+        case FloatType() | DoubleType() if value == value:  # noqa: PLR0124
+            internal = float(value)
+        case IntegerType() | LongType():
+            internal = int(value)
+        case DecimalType():
+            internal = Decimal(value)
+        case StringType() if isinstance(value, str):
+            internal = value
+    return internal
+
+
+def internal_form(value: Any) -> Any:
+    """Return a statistic in the form of partition tuples: days or microseconds since 1970."""
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
+    return (value - EPOCH_DAY).days if isinstance(value, date) else value

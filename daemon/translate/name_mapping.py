@@ -1,13 +1,14 @@
 """The name mapping, which gives Iceberg's field ids to columns of files without ids. It survives schema changes.
 
-A field has no name if Iceberg's Java library gave the name to a new column. `with_former` drops such fields.
+It also has hidden columns, which only files have, and not the table: PyIceberg refuses a file with an unmapped name. A
+field has no name if Iceberg's Java library gave the name to a new column. `with_former` drops such fields.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 
-from pyiceberg.table.name_mapping import MappedField
+from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 Path = tuple[str, ...]
 
@@ -20,11 +21,8 @@ NOTHING = MappedField(names=[])
 
 
 def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], parent: str = "") -> Iterator[str]:
-    """Yield the columns, by physical name, whose id changed.
-
-    When column mapping is switched on, Delta assigns new ids to the columns of existing files. The metrics and
-    partition values of live files would then belong to other columns.
-    """
+    """Yield the columns, by physical name, whose id changed: Delta gives new ids when column mapping is switched on."""
+    # The metrics and partition values of live files would then belong to other columns.
     before = {field.names[0]: field for field in old if field.names and (field.field_id or 0) < HIDDEN_ID_START}
     for field in new:
         known = before.get(field.names[0])
@@ -36,18 +34,17 @@ def find_renumbered(old: Iterable[MappedField], new: Iterable[MappedField], pare
 
 
 def find_lost(before: Iterable[MappedField], after: Iterable[MappedField], parent: Path = ()) -> dict[int, str]:
-    """Return the field ids that lost a name: `before` maps the name to the id, `after` does not.
+    """Return the field ids that lost a name: if `before` maps `a` to 1 and `after` maps `a` to 7, that is {1: "a"}.
 
-    In files without field ids, readers no longer find these columns. This holds for every snapshot, because the name
-    mapping belongs to the table, not to a snapshot (Iceberg spec, "Column Projection"). For example, if `before` maps
-    `a` to 1 and `after` maps `a` to 7, the result is {1: "a"}.
+    In files without field ids, readers of any snapshot no longer find these columns: the name mapping belongs to the
+    table (Iceberg spec, "Column Projection").
     """
     by_name = {name: field for field in after for name in field.names}
     lost = {}
     for field in before:
         now = {name: by_name.get(name, NOTHING) for name in field.names}
-        for name in field.names:
-            if field.field_id is not None and now[name].field_id != field.field_id:
+        for name, found in now.items():
+            if field.field_id is not None and found.field_id != field.field_id:
                 lost[field.field_id] = ".".join((*parent, name))
         for each in {id(each): each for each in now.values()}.values():
             lost |= find_lost(field.fields, each.fields, (*parent, field.names[0]))
@@ -78,17 +75,16 @@ def _by_name(fields: Iterable[MappedField]) -> dict[str, list[MappedField]]:
 
 
 def folded(path: Path) -> Path:
-    """Return the path as Delta compares it: without regard to case, by Java's toLowerCase, which is Python's lower."""
+    """Return the path as Delta compares it: by Java's toLowerCase, which is Python's lower."""
     return tuple(name.lower() for name in path)
 
 
 def with_former(fields: Iterable[MappedField], former: Sequence[MappedField], ids: Container[int]) -> list[MappedField]:
     """Return the mapped columns `fields` with the names in `former`: PyIceberg refuses files with unmapped names.
 
-    `ids` are those of all columns. Columns that were dropped, or that only files have, keep their ids (Iceberg spec,
-    "Column Projection": a mapping may contain ids that the schema does not have). Such a column whose name a new column
-    has, but for upper and lower case, becomes that column, because Delta ignores case. For example, Delta adds `extra`,
-    and a file has `Extra` with the fields x and y: `extra` gets the other name `Extra`, and the field y.
+    `ids` are those of all columns. Columns that were dropped, or that only files have, keep their ids. One whose name a
+    new column has, but for case, becomes that column, because Delta ignores case. For example, Delta adds `extra`, and
+    a file has `Extra` with the fields x and y: `extra` gets the other name `Extra`, and the field y.
     """
     by_id, by_name = {field.field_id: field for field in former}, _by_name(former)
     mapped = []
@@ -133,3 +129,47 @@ def only_ids(fields: Iterable[MappedField], ids: Container[int]) -> list[MappedF
         for field in fields
         if field.field_id is not None and (field.field_id in ids or field.field_id > HIDDEN_ID_START)
     ]
+
+
+def with_unmapped(mapping: NameMapping, unmapped: Iterable[Path], columns: Collection[int] = ()) -> NameMapping:
+    """Return the mapping with these columns of files.
+
+    `columns` are the ids of the table's columns. A name that is one of theirs but for upper and lower case becomes
+    another name of it, because Delta ignores case; an older dvsync hid it. Any other name gets an id of its own.
+    """
+    paths = sorted(unmapped)
+    if not paths:
+        return mapping
+    used = [field_id for field_id in mapped_ids(mapping) if field_id != ROW_ID]
+    next_id = max([HIDDEN_ID_START, *used]) + 1
+    fields = list(mapping.root)
+    for number, path in enumerate(paths):
+        fields = _with_field(fields, path, next_id + number, columns)
+    return NameMapping(fields)
+
+
+def with_row_ids(mapping: NameMapping, column: str) -> NameMapping:
+    """Return the mapping with `column`, in which files have row ids of their own, as Iceberg's `_row_id`.
+
+    Another column that was `_row_id` before is hidden: readers refuse two, and Delta names a new column when row
+    tracking is dropped and added again.
+    """
+    kept = [field for field in mapping.root if field.field_id != ROW_ID and column not in field.names]
+    former = [(name,) for field in mapping.root if field.field_id == ROW_ID for name in field.names if name != column]
+    return with_unmapped(NameMapping([*kept, MappedField(field_id=ROW_ID, names=[column], fields=[])]), former)
+
+
+def _with_field(
+    fields: Sequence[MappedField], path: Path, field_id: int, columns: Collection[int]
+) -> list[MappedField]:
+    (name, *rest), changed, is_known = path, [], False
+    for field in fields:
+        names, inner = field.names, field.fields
+        if rest and name in names:
+            inner = _with_field(inner, tuple(rest), field_id, columns)
+        elif not rest and field.field_id in columns and names[0].lower() == name.lower():
+            names, is_known = [*names, name], True
+        elif not rest and name in names:
+            continue
+        changed.append(MappedField(field_id=field.field_id, names=names, fields=inner))
+    return changed if rest or is_known else [*fields, MappedField(field_id=field_id, names=[name], fields=[])]

@@ -14,6 +14,7 @@ from struct import pack, unpack
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from pyiceberg.conversions import partition_to_py
 from pyiceberg.typedef import Record
 from pyiceberg.types import (
     BooleanType,
@@ -50,8 +51,7 @@ OTHER_YEAR = re.compile(r"(?:[+-]?[0-9]{5,}|-[0-9]+|0000)-")
 def parse_partition_value(text: str | None, field_type: IcebergType, column: str, time_zone: str = "UTC") -> Any:
     """Return the value as in an Iceberg partition tuple; None for null. `time_zone` applies to timestamps without one.
 
-    Raises `CorruptInput` naming the column when the text is not of the type, and `Unsupported` for other years than
-    1 to 9999.
+    Raises `CorruptInput` naming the column for a text not of the type, `Unsupported` for years other than 1 to 9999.
     """
     if text is None or (text == "" and not isinstance(field_type, StringType)):
         return None
@@ -109,12 +109,10 @@ def in_range(number: int, field_type: IntegerType | LongType) -> int:
 
 
 def exact_decimal(number: Decimal, field_type: DecimalType) -> Decimal:
-    """Return `number` with the type's scale. Raises ArithmeticError or ValueError when the type cannot hold it exactly.
-
-    Python's default context keeps 28 digits, but a decimal has up to 38, so the context is set.
-    """
+    """Return `number` with the type's scale. Raises ArithmeticError or ValueError when the type cannot hold it."""
     if not number.is_finite():
         raise ValueError(f"{number} is not a {field_type}")
+    # Python's default context keeps 28 digits, but a decimal has up to 38.
     context = Context(prec=field_type.precision, traps=[InvalidOperation, Inexact])
     return number.quantize(Decimal((0, (1,), -field_type.scale)), context=context)
 
@@ -156,27 +154,15 @@ def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_i
 
 def encode_partition(partition: Record) -> tuple[str | None, ...]:
     """Return the partition of a manifest entry as texts. `decode_partition` is the inverse."""
-    values = [partition[number] for number in range(len(partition))]
+    values = (partition[number] for number in range(len(partition)))
     return tuple(None if value is None else str(value) for value in values)
 
 
 def decode_partition(texts: Sequence[str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
     """Return the values of a partition tuple, as `partition_tuple` does. The inverse of `encode_partition`."""
+    types = [table.schema.find_type(field.source_id) for field in table.specs[spec_id].fields]
+    # PyIceberg takes Hive's name of a null for a null, which is a text like another here.
     return tuple(
-        None if text is None else _decode(text, table.schema.find_type(field.source_id))
-        for text, field in zip(texts, table.specs[spec_id].fields, strict=True)
+        text if text is None or isinstance(kind, StringType) else partition_to_py(kind, text)  # type: ignore[arg-type]
+        for text, kind in zip(texts, types, strict=True)
     )
-
-
-def _decode(text: str, field_type: IcebergType) -> Any:
-    match field_type:
-        case StringType():
-            return text
-        case BooleanType():
-            return text == "True"
-        case FloatType() | DoubleType():
-            return float(text)
-        case DecimalType():
-            return Decimal(text)
-        case _:
-            return int(text)

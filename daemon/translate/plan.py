@@ -52,10 +52,8 @@ class SyncPlan:
         return without_dv | unknown | {path for result in self.results for path in result.restored}
 
     def place_of(self, add: AddFile) -> tuple[int, tuple[Any, ...]]:
-        """Return spec id and partition of a data file: those of its live entry, or for a new file those of its add.
-
-        A delete file must have the spec and partition of its data files (Iceberg spec, "Scan Planning").
-        """
+        """Return spec id and partition of a data file: those of its live entry, or for a new file those of its add."""
+        # A delete file must have the spec and partition of its data files (Iceberg spec, "Scan Planning").
         known = self._known(add.path)
         if known is None:
             return self.table.spec_id, partition_of(add, self.table, self.table.spec_id)
@@ -68,38 +66,22 @@ class SyncPlan:
                 continue
             known = self._known(path)
             spec_id, partition = self.place_of(add)
-            yield (
-                spec_id,
-                DvChange(
-                    data_file=path,
-                    record_count=known.record_count if known else self.metrics[path].record_count,
-                    before=known.deletion_vector if known and not is_unknown(known) else None,
-                    after=add.deletion_vector,
-                    partition=partition,
-                ),
-            )
+            record_count = known.record_count if known else self.metrics[path].record_count
+            before = known.deletion_vector if known and not is_unknown(known) else None
+            yield spec_id, DvChange(path, record_count, before, add.deletion_vector, partition)
 
     def _known(self, path: str) -> LiveFile | None:
         return None if path in self.change.added else self.live.get(path)
 
     def without_before(self, data_files: Set[str]) -> SyncPlan:
         """Return the plan without the lost older deletion vectors of these files: all deletions are written."""
-        return replace(
-            self,
-            live={
-                path: with_fields(file, deletion_vector=UNKNOWN_DV) if path in data_files else file
-                for path, file in self.live.items()
-            },
-            tasks=tuple(
-                replace(
-                    task,
-                    changes=tuple(
-                        replace(each, before=None) if each.data_file in data_files else each for each in task.changes
-                    ),
-                )
-                for task in self.tasks
-            ),
-        )
+        known = data_files & self.live.keys()
+        live = {path: with_fields(self.live[path], deletion_vector=UNKNOWN_DV) for path in known}
+        tasks = []
+        for task in self.tasks:
+            changes = (replace(each, before=None) if each.data_file in data_files else each for each in task.changes)
+            tasks.append(replace(task, changes=tuple(changes)))
+        return replace(self, live={**self.live, **live}, tasks=tasks)
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from pyiceberg.table.metadata import TableMetadataV3
 from daemon.clock import SystemClock
 from daemon.config.settings import LimitsSettings
 from daemon.delta import features as delta_features
-from daemon.delta import protocol
 from daemon.delta.features import Decision
 from daemon.delta.table_state import TableState
 from daemon.errors import (
@@ -40,7 +39,8 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.pipeline import runner
-from daemon.store.storage import FileIOStorage, FileMeta
+from daemon.store.files import FileMeta
+from daemon.store.storage import FileIOStorage
 from daemon.sync import news
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL
 from state.sql import database
@@ -644,7 +644,7 @@ def test_a_newer_reader_version_is_refused(pair: Pair, monkeypatch: pytest.Monke
     """Reader version 4 is `Unsupported` until dvsync knows it."""
     pair.table.commit([{"protocol": {**pair.table.protocol(), "minReaderVersion": 4}}])
     pair.assert_refused(Unsupported, version=2, path="2.json", says="reader version 4")
-    monkeypatch.setattr(protocol, "READER_VERSION_MAX", 4)
+    monkeypatch.setattr(delta_features, "READER_VERSION_MAX", 4)
     pair.assert_goes_on([0, 1])
 
 

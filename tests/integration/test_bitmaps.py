@@ -11,8 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from daemon.clock import SystemClock
 from daemon.delta.deletion_vector import read_position_sets
+from daemon.delta.large_set import MAGIC_PORTABLE_BYTES
 from daemon.delta.log import DeltaLog
-from daemon.delta.position_set import MAGIC_PORTABLE_BYTES, as_bitmap, encode_positions
+from daemon.delta.position_set import as_bitmap, encode_positions
 from daemon.errors import CorruptInput
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import DataFileRows, NewVector, aggregate_positions, write_deletion_vectors

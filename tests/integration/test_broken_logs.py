@@ -27,9 +27,16 @@ from daemon.cli.operations import examine_tables
 from daemon.clock import SystemClock
 from daemon.config.load import load_settings
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.features import FEATURES, SWITCHES, Decision, check_features, is_readable, used_features
+from daemon.delta.features import (
+    FEATURES,
+    SWITCHES,
+    Decision,
+    check_features,
+    check_protocol,
+    is_readable,
+    used_features,
+)
 from daemon.delta.log import DeltaLog
-from daemon.delta.protocol import check_protocol
 from daemon.delta.uri import find_uri_fault
 from daemon.doctor.diagnosis import Diagnosis
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, SyncError, Unsupported

@@ -18,7 +18,8 @@ from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from pyspark.sql import SparkSession
 
 from daemon.delta.deletion_vector import frame_bytes
-from daemon.delta.position_set import DVPlace, as_bitmap, decode_positions, encode_positions
+from daemon.delta.large_set import DVPlace
+from daemon.delta.position_set import as_bitmap, decode_positions, encode_positions
 from daemon.errors import CorruptInput, SchemaChanged, Unsupported
 from daemon.iceberg.manifests import (
     content_span,
@@ -31,10 +32,11 @@ from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import entries_of, live_entries
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.pipeline.runner import Runner
+from daemon.store.files import Span
 from daemon.store.locations import normalize_location
-from daemon.store.storage import FileIOStorage, Span
+from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import DELETE_GRANULARITY
-from daemon.translate.schema import PRIMITIVES
+from daemon.translate.delta_types import PRIMITIVES
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import COLUMNS, GRANULARITY, Bench, HandmadeTable

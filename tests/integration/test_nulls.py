@@ -149,7 +149,7 @@ def test_what_readers_cannot_under_column_mapping(
         Unsupported, match=r"is a list or map with nested structs whose fields .* PyIceberg shows them as null"
     ):
         table.bench.sync()
-    monkeypatch.setattr("daemon.translate.schema._hides_renamed", lambda kind: False)
+    monkeypatch.setattr("daemon.translate.columns.hides_renamed", lambda kind: False)
     table.bench.sync()
     iceberg = table.bench.iceberg()
     expected = rows_of(writer.delta(table.source), iceberg.schema().fields)

@@ -14,8 +14,8 @@ from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
-from daemon.translate import schema
-from daemon.translate.schema import RESERVED_NAMES
+from daemon.translate import delta_types
+from daemon.translate.delta_types import RESERVED_NAMES
 from tests.integration.test_types import assert_refused
 from tests.kit.follow import Followed
 from tests.kit.readers import Spark, assert_readers_agree, duckdb_connection, read_delta
@@ -80,8 +80,8 @@ def test_names_that_spark_takes_for_its_own(
     reserved: Any = spark._jvm.org.apache.iceberg.MetadataColumns
     assert {name for name in SPEC_NAMES if reserved.isMetadataColumn(name)} == RESERVED_NAMES
     assert reserved.metadataFieldIds().size() == len(RESERVED_NAMES)
-    monkeypatch.setattr(schema, "RESERVED_NAMES", frozenset())
-    monkeypatch.setattr(schema, "POSITION_NAME", "")
+    monkeypatch.setattr(delta_types, "RESERVED_NAMES", frozenset())
+    monkeypatch.setattr(delta_types, "POSITION_NAME", "")
 
     table = Followed(InProcess(writer), tmp_path / "small")
     names = tuple(sorted(RESERVED_NAMES))

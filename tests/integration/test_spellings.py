@@ -81,7 +81,7 @@ def commits_of(location: str, steps: list[Step]) -> list[Commit]:
             path, uri = name_file(location, written)
             dv = DeletionVectorDescriptor("u", name * 20, 40, 2, 1) if name else None
             if kind == "add":
-                adds.append(AddFile(path, {}, 1, True, deletion_vector=dv, uri=uri))
+                adds.append(AddFile(path, True, dv, uri, partition_values={}, size=1))
             else:
                 removes.append(RemoveFile(path, True, dv, uri))
         commits.append(Commit(version, version, tuple(adds), tuple(removes)))
@@ -164,7 +164,7 @@ def replayed(location: str, newest_first: list[Commit]) -> set[LogicalFile]:
     newest = _NewestFirst(location)
     for commit in newest_first:
         newest.take_commit(commit)
-    return {add.logical_file for add in newest.state(LogSegment(3, None, (), {}), 3, location).read_adds()}
+    return {add.logical_file for add in newest.state(LogSegment(3, None, (), {}), location).read_adds()}
 
 
 def or_refusal(read: Callable[[], T]) -> tuple[T | None, str | None]:

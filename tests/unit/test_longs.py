@@ -36,7 +36,7 @@ def test_an_account_holds_what_a_summary_can(place: int) -> None:
 )
 def test_row_ids_leave_room_for_icebergs_own(base: int | None, taken: int | None) -> None:
     """No reader loads a table whose next row id exceeds 64 bits."""
-    assert AddFile("f", {}, 1, True, base_row_id=base).first_row_id == taken
+    assert AddFile("f", True, partition_values={}, size=1, base_row_id=base).first_row_id == taken
 
 
 @pytest.mark.parametrize(

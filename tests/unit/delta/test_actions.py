@@ -85,11 +85,11 @@ def test_the_unique_id_of_a_deletion_vector(storage_type: str, path: str, offset
     """Storage type and path, then `@offset` when there is one, 0 included: the examples of PROTOCOL.md."""
     descriptor = DeletionVectorDescriptor(storage_type, path, 40, 6, offset)
     assert descriptor.unique_id == expected
-    assert AddFile("a", {}, 1, True, deletion_vector=descriptor).dv_unique_id == expected
+    assert AddFile("a", True, descriptor, partition_values={}, size=1).dv_unique_id == expected
     assert RemoveFile("a", True, descriptor).dv_unique_id == expected
 
 
 def test_a_file_without_a_deletion_vector_has_no_unique_id() -> None:
     """The logical file of a plain data file is (path, None)."""
-    assert AddFile("a", {}, 1, True).dv_unique_id is None
+    assert AddFile("a", True, partition_values={}, size=1).dv_unique_id is None
     assert RemoveFile("a", True).dv_unique_id is None

@@ -16,20 +16,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
-from daemon.delta import deletion_vector
+from daemon.delta import deletion_vector, large_set
 from daemon.delta import position_set as position_sets
-from daemon.delta.deletion_vector import Vector, _read_frames, find_place, frame_bytes, read_position_sets
-from daemon.delta.position_set import (
-    DVPlace,
-    PositionSet,
-    check_positions,
-    decode_positions,
-    is_restored,
-    last_position,
-    new_positions,
-)
+from daemon.delta.deletion_vector import Vector, find_place, frame_bytes, read_position_sets, read_vectors
+from daemon.delta.large_set import DVPlace
+from daemon.delta.position_set import PositionSet, check_positions, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
-from daemon.store.storage import FileIOStorage, Span
+from daemon.store.files import Span
+from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.examples import examples
 
@@ -56,7 +50,7 @@ EDGES = [
 
 def read_dv_bytes(storage: FileIOStorage, table_location: str, descriptor: DeletionVectorDescriptor) -> memoryview:
     """The bytes of magic and bitmap, their frame checked."""
-    return _read_frames(storage, [find_place(table_location, descriptor)], [descriptor])[0][4:-4]
+    return read_vectors(storage, table_location, [descriptor])[0].frame[4:-4]
 
 
 def portable_bytes(positions: Iterable[int], *, runs: bool = False) -> bytes:
@@ -160,7 +154,7 @@ def test_difference_is_that_of_sets(
     for small_bytes_max in (0, 100, 1 << 16):  # no set is small, some are, all are
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(position_sets, "SMALL_BYTES_MAX", small_bytes_max)
-            patch.setattr(position_sets, "CHUNK_CONTAINERS_MAX", 2)
+            patch.setattr(large_set, "CHUNK_CONTAINERS_MAX", 2)
             after_set, before_set = position_set(after, runs=runs), position_set(before, runs=other_runs)
             assert listed(after_set, before_set) == sorted(after - before)
             assert is_restored(before_set, after_set) == bool(before - after)
@@ -174,8 +168,8 @@ def test_difference_is_that_of_sets(
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is empty, has more positions than the bound (or one container), or spans two upper halves."""
     monkeypatch.setattr(position_sets, "SMALL_BYTES_MAX", 0)
-    monkeypatch.setattr(position_sets, "CHUNK_POSITIONS_MAX", 70_000)
-    monkeypatch.setattr(position_sets, "CHUNK_CONTAINERS_MAX", 3)
+    monkeypatch.setattr(large_set, "CHUNK_POSITIONS_MAX", 70_000)
+    monkeypatch.setattr(large_set, "CHUNK_CONTAINERS_MAX", 3)
     model = set(range(150_000)) | {2**20 * k for k in range(20)} | {2**32, 2**32 + 5}
     chunks = [chunk.tolist() for chunk in new_positions(position_set(model))]
     assert [position for chunk in chunks for position in chunk] == sorted(model)
@@ -253,8 +247,6 @@ def test_a_check_decodes_every_container(bits: int, rows: int, filler: int) -> N
     encoded[at : at + 2] = encoded[at + 4 : at + 6] if rows == 3 else b"\xff\xff"
     with pytest.raises(CorruptInput, match="containers 0 to "):
         check_positions(memoryview(encoded), cardinality=len(model), place=PLACE)
-    with pytest.raises(CorruptInput, match="containers 0 to "):
-        last_position(decoded(bytes(encoded), len(model)))
 
 
 def test_an_empty_bitmap_with_a_large_key_is_refused() -> None:

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 from msgspec.structs import replace as with_fields
 
-from daemon.delta import log as delta_log
-from daemon.delta.log import OPERATION_CHARACTERS_MAX, UNFINISHED_COMMIT_MAX_MS, DeltaLog
+from daemon.delta import commit_file
+from daemon.delta.commit_file import OPERATION_CHARACTERS_MAX
+from daemon.delta.log import UNFINISHED_COMMIT_MAX_MS, DeltaLog
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, SyncError, Unsupported
-from daemon.store.storage import FileMeta, Span
+from daemon.store.files import FileMeta, Span
 from state.records import CommitIdentity
 
 LOCATION = "s3://bucket/lake/t"
@@ -164,7 +165,7 @@ def test_a_large_commit_is_refused_before_it_is_read() -> None:
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_long_line_is_refused(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """Its JSON would take many times its size at once, wherever it stands in the file."""
-    monkeypatch.setattr(delta_log, "LINE_BYTES_MAX", 100)
+    monkeypatch.setattr(commit_file, "LINE_BYTES_MAX", 100)
     long = lines({"commitInfo": {"x": "y" * 100}})
     data = [lines({"remove": {"path": "a", "dataChange": True}})] * 2
     data.insert(number - 1, long)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.features import FEATURES, is_readable
-from daemon.delta.protocol import check_metadata, check_protocol
+from daemon.delta.features import FEATURES, check_metadata, check_protocol, is_readable
 from daemon.errors import CorruptInput, Unsupported
 
 

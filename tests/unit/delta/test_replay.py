@@ -29,7 +29,7 @@ def dv_id(name: str | None) -> str | None:
 
 
 def add(path: str, name: str | None = None, uri: str | None = None, *, data_change: bool = True) -> AddFile:
-    return AddFile(f"{TABLE}/{path}", {}, 1, data_change, None, dv(name), uri=uri)
+    return AddFile(f"{TABLE}/{path}", data_change, dv(name), uri, partition_values={}, size=1)
 
 
 def remove(path: str, name: str | None = None, uri: str | None = None, *, data_change: bool = True) -> RemoveFile:
@@ -194,7 +194,7 @@ def test_several_dvs_fold_into_the_last() -> None:
 
 def test_a_new_file_keeps_the_newest_add() -> None:
     """A path added twice before it is shown is one new file with its latest statistics."""
-    fresh = AddFile(f"{TABLE}/a", {}, 1, False, stats='{"numRecords": 1}')
+    fresh = AddFile(f"{TABLE}/a", False, partition_values={}, size=1, stats='{"numRecords": 1}')
     change = fold({}, commit(1, add("a")), commit(2, fresh))
     assert change.added == {f"{TABLE}/a": fresh}
 

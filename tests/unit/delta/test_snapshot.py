@@ -17,11 +17,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from daemon.delta import checkpoint as checkpoints
-from daemon.delta import snapshot
+from daemon.delta import row_groups, snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.store.storage import FileIOStorage, FileMeta, Source
+from daemon.store.files import FileMeta
+from daemon.store.places import Source
+from daemon.store.storage import FileIOStorage
 from tests.kit.examples import examples
 from tests.kit.logs import ADD_TYPE, CHECKPOINT, KINDS, METADATA, PROTOCOL, Action, HandmadeLog, add, remove, vector
 
@@ -705,7 +707,7 @@ def test_texts_that_a_dictionary_stores_once(
 ) -> None:
     """A small file may stand for much memory: batches are small, and a log that only repeats texts is refused."""
     monkeypatch.setattr(checkpoints, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(checkpoints, "BATCH_BYTES_MAX", 8 << 20)
+    monkeypatch.setattr(row_groups, "BATCH_BYTES_MAX", 8 << 20)
     monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 1 << 20)
     write_adds(log, [fields] * 24)
     assert log.segment().size_bytes < 50_000
@@ -723,7 +725,7 @@ def test_a_large_dictionary_of_different_texts(
     log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, compression: str
 ) -> None:
     """It is no reason for small batches: each row has one of its texts."""
-    monkeypatch.setattr(checkpoints, "_parts", None)
+    monkeypatch.setattr(checkpoints, "parts_of", None)
     write_adds(log, [{"stats": f"{number:01000}"} for number in range(1022)], compression=compression)
     assert [len(batch) for batch in read_batches(log)] == [510, 512]
 

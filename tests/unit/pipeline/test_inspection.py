@@ -36,7 +36,9 @@ class Lake:
     ) -> Inspection:
         path = self.folder / "f.parquet"
         pq.write_table(pa.table(columns), path, **written)
-        return self.inspector.inspect([AddFile(f"file://{path}", values or {}, path.stat().st_size, True)])
+        return self.inspector.inspect(
+            [AddFile(f"file://{path}", True, partition_values=values or {}, size=path.stat().st_size)]
+        )
 
 
 def test_many_files_are_looked_at(tmp_path: Path) -> None:
@@ -47,7 +49,9 @@ def test_many_files_are_looked_at(tmp_path: Path) -> None:
         path = tmp_path / f"{number}.parquet"
         more = {"extra": pa.array([1] * number, pa.int32())} if number % 2 else {}
         pq.write_table(pa.table({"id": pa.array(range(number), pa.int64()), **more}), path)
-        adds.append(AddFile(f"file://{path}", {}, path.stat().st_size, True, '{"numRecords": 7}'))
+        adds.append(
+            AddFile(f"file://{path}", True, partition_values={}, size=path.stat().st_size, stats='{"numRecords": 7}')
+        )
     seen = lake.inspector.inspect(adds)
     assert [seen.metrics[add.path].record_count for add in adds] == list(range(2 * REQUESTS_AT_ONCE))
     assert seen.traits == FileTraits(frozenset({("extra",)}))
@@ -60,7 +64,9 @@ def test_files_without_a_footer_are_corrupt(tmp_path: Path, data: bytes) -> None
     path = tmp_path / "f.parquet"
     path.write_bytes(data)
     with pytest.raises(CorruptInput, match="no Parquet footer that can be read") as caught:
-        Lake(tmp_path, ("id", "long")).inspector.inspect([AddFile(f"file://{path}", {}, len(data), True)])
+        Lake(tmp_path, ("id", "long")).inspector.inspect(
+            [AddFile(f"file://{path}", True, partition_values={}, size=len(data))]
+        )
     assert caught.value.path == f"file://{path}"
 
 

@@ -15,8 +15,9 @@ import pytest
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store import object_store
+from daemon.store.files import Span
 from daemon.store.object_store import find_s3_object
-from daemon.store.storage import FileIOStorage, Span
+from daemon.store.storage import FileIOStorage
 
 KEYS = {"s3.access-key-id": "configured", "s3.secret-access-key": "secret"}
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "of-environment", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "token"}

@@ -16,8 +16,7 @@ from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
 from daemon.translate import file_schema
 from daemon.translate.file_schema import FileSchema
-from daemon.translate.hidden_columns import with_unmapped
-from daemon.translate.name_mapping import HIDDEN_ID_START
+from daemon.translate.name_mapping import HIDDEN_ID_START, with_unmapped
 from daemon.translate.schema import TableSchema, translate_schema
 
 INNER = {"type": "struct", "fields": [{"name": "x", "type": "long", "nullable": True, "metadata": {}}]}

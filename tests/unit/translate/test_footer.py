@@ -14,7 +14,7 @@ import pytest
 from pyiceberg.types import NestedField
 
 from daemon.delta.actions import Metadata
-from daemon.translate.footer import ColumnRange, column_ranges
+from daemon.translate.metrics import ColumnRange, column_ranges
 from daemon.translate.schema import TableSchema, translate_schema
 
 MOMENTS = [datetime(1969, 12, 31, 23, 59, 59, 999999), datetime(2024, 1, 1)]

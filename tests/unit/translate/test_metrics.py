@@ -480,7 +480,7 @@ def test_no_engine_computes_min_or_max_of_inexact_bounds() -> None:
 
 def _add(stats: dict[str, Any] | None, cardinality: int | None = None, path: str = "file:///f") -> AddFile:
     dv = None if cardinality is None else DeletionVectorDescriptor("u", "x" * 20, 40, cardinality, 1)
-    return AddFile(path, {}, 99, True, json.dumps(stats) if stats else None, dv)
+    return AddFile(path, True, dv, partition_values={}, size=99, stats=json.dumps(stats) if stats else None)
 
 
 @pytest.mark.parametrize("cardinality", [0, 2, 3])

@@ -49,7 +49,7 @@ def add(
     path: str, deleted: DeletionVectorDescriptor | None = None, *, part: str | None = None, rows: int | None = ROWS
 ) -> AddFile:
     stats = None if rows is None else json.dumps({"numRecords": rows})
-    return AddFile(path, {"p": part}, 100, True, stats, deleted)
+    return AddFile(path, True, deleted, partition_values={"p": part}, size=100, stats=stats)
 
 
 def live_file(
@@ -91,7 +91,7 @@ def planned(
     }
     plan = SyncPlan(what, {file.path: file for file in live}, table, metrics)
     names = (f"d{number}" for number in count())
-    return dataclasses.replace(plan, tasks=PositionDeletes(granularity).tasks(plan.dv_changes(), names))
+    return dataclasses.replace(plan, tasks=PositionDeletes(granularity == "partition").tasks(plan.dv_changes(), names))
 
 
 def written(path: str, *data_files: tuple[str, int]) -> PositionDeleteFile:
@@ -109,7 +109,7 @@ def result(path: str, *rows: tuple[str, int] | tuple[str, int, bool]) -> DeleteF
 def completed(
     plan: SyncPlan, results: Sequence[DeleteFileResult] = (), serving: Sequence[DeleteFileRecord] = ()
 ) -> CommitPlan:
-    deletes = PositionDeletes("file")
+    deletes = PositionDeletes()
     plan = dataclasses.replace(plan, results=results, older=serving)
     repair = deletes.repair(plan, {}, (f"r{number}" for number in count()))
     return deletes.complete(

@@ -34,9 +34,10 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
+from daemon.translate.delta_types import NESTED_IDS, NESTING_MAX
 from daemon.translate.file_schema import may_reach_files
 from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost, first_names
-from daemon.translate.schema import NESTED_IDS, NESTING_MAX, TableSchema, translate_schema
+from daemon.translate.schema import TableSchema, translate_schema
 
 Field = dict[str, Any]
 
