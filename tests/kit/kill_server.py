@@ -31,10 +31,10 @@ from daemon.iceberg import row_delta, target
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.target import Target
-from daemon.pipeline import data_manifests
+from daemon.pipeline import data_manifests, runner
 from daemon.pipeline.runner import Runner
 from daemon.store.storage import FileIOStorage
-from daemon.sync import news, recovery
+from daemon.sync import news
 from daemon.translate import definition
 from state.sql.database import Database
 from state.sql.store import SqlStateStore
@@ -241,7 +241,7 @@ def follow(folder: Path, name: str, *, ask_duckdb: bool) -> None:
     A commit that landed is known from what was written down before it: only a first sync's needs Delta on Spark again.
     """
     if "first sync" not in name:
-        recovery.read_table_state = _no_spark
+        runner.read_table_state = _no_spark
     case = _load(folder, name)
     bench = case.bench()
     bench.follower.sync()
