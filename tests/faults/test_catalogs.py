@@ -25,7 +25,7 @@ def answer_in_part(server: socket.socket, connections: list[socket.socket]) -> N
             )
 
 
-@pytest.mark.parametrize("says", ["nothing", "a part"])
+@pytest.mark.parametrize("says", [pytest.param("nothing", marks=pytest.mark.long), "a part"])
 def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Path, says: str) -> None:
     """It takes connections. Its tables get an error; those of the other catalog are followed."""
     table = HandmadeTable(tmp_path / "lake" / "t")

@@ -40,6 +40,7 @@ def settled(pid: int) -> dict[str, object] | None:
     return before if known_of(pid) == before else None
 
 
+@pytest.mark.long
 def test_a_forked_daemon_is_as_a_started_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of the process that forks is left in it: no socket, no handler; and it ends by the same signals."""
     for name in ("t", "other/t"):

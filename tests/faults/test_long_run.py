@@ -14,8 +14,9 @@ from tests.kit.faults import fault_seed
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("cycles", [20, pytest.param(60, marks=pytest.mark.long)])
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize(
+    ("format_version", "cycles"), [(3, 20), *(pytest.param(each, 60, marks=pytest.mark.long) for each in (2, 3))]
+)
 def test_a_long_life_ends_well(tmp_path: Path, format_version: int, cycles: int) -> None:
     """Seeded by `FAULT_SEED`; `FAULT_CYCLES` makes it longer. Killed, failing and concurrent work of every kind."""
     seed, cycles = f"{fault_seed()}-{format_version}", int(os.environ.get("FAULT_CYCLES", cycles))

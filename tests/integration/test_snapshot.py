@@ -208,6 +208,8 @@ def test_statistics_that_are_no_json(writer: Writer, tmp_path: Path, as_struct: 
 
 
 @pytest.mark.live  # their logs have absolute paths
+# One is followed, too: tests/integration/test_partitions_and_paths.py.
+@pytest.mark.long
 def test_shallow_clones(writer: Writer, tmp_path: Path) -> None:
     """Their paths are absolute, in commits and in checkpoints."""
     source, clone = Written(writer, tmp_path / "source folder"), Written(writer, tmp_path / "clone")

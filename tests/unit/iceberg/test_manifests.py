@@ -414,6 +414,34 @@ def test_records_of_a_list_that_differ_in_one_field_stay_apart(tmp_path: Path, f
             assert plain(record) == plain(manifest_record(**wanted))
 
 
+def test_rows_of_manifests_without_row_ids_get_the_next_ones(tmp_path: Path) -> None:
+    """Each data manifest as many as it has live rows, be they added or of before; the others none. Iceberg spec, "First
+    Row ID Assignment".
+    """
+    numbers = dict.fromkeys(("added_files_count", "existing_files_count", "deleted_files_count"), 1)
+    numbers |= {"manifest_length": 7, "partition_spec_id": 0, "added_snapshot_id": 8, "deleted_rows_count": 100}
+    data, deletes = ManifestContent.DATA, ManifestContent.DELETES
+    manifests = [
+        manifest_record(
+            **numbers,
+            manifest_path=path,
+            content=content,
+            added_rows_count=added_rows,
+            existing_rows_count=existing_rows,
+            first_row_id=first_row_id,
+        )
+        for path, content, added_rows, existing_rows, first_row_id in (
+            *(("a", data, 3, 20, None), ("b", deletes, 5, 0, None), ("c", data, 0, 4, None)),
+            *(("d", data, 9, 9, 1), ("e", data, 1, 0, None)),
+        )
+    ]
+    path = f"file://{tmp_path}/list.avro"
+    of_snapshot = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 8, "sequence_number": 4}
+    assert write_manifest_list(IO, path, manifests, **of_snapshot, format_version=3, next_row_id=50) == 78
+    given = {row["manifest_path"]: row["first_row_id"] for row in read_avro(path)}
+    assert given == {"a": 50, "b": None, "c": 73, "d": 1, "e": 77}
+
+
 def test_a_long_list_is_remembered_until_a_verification(tmp_path: Path) -> None:
     """As it was written, with the numbers that it gave; what is on the disk counts again afterwards."""
     path, made = f"file://{tmp_path}/list.avro", write(tmp_path / "a.avro", ManifestContent.DATA, added(data_file("a")))
