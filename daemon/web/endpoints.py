@@ -10,6 +10,7 @@ from functools import partial
 from importlib.metadata import version
 
 import msgspec
+from msgspec.structs import asdict
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
@@ -26,7 +27,6 @@ from daemon.status.table_status import run_status
 from daemon.sync.verbs import Verb, make_pause
 from daemon.texts import iso_time
 from daemon.web import answers
-from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
 from state import Pause, StateUnavailable
 
@@ -107,12 +107,16 @@ class Api:
         return _json(self.board.statuses())
 
     async def _table(self, request: Request) -> Response:
-        board, name = self.board, request.path_params["name"]
-        status = board.find_status(name)
+        name = request.path_params["name"]
+        detail = self._find_detail(name)
+        return _json(detail) if detail else _problem(404, _why_missing(self.board, name))
+
+    def _find_detail(self, name: str) -> answers.TableDetail | None:
+        status = self.board.find_status(name)
         if status is None:
-            return _problem(404, _why_missing(board, name))
-        runs = [run_status(run) for run in board.runs(name)]
-        return _json(answers.TableDetail(status, board.read_lines(name), runs))
+            return None
+        runs = [run_status(run) for run in self.board.runs(name)]
+        return answers.TableDetail(status, self.board.read_lines(name), runs)
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
@@ -144,24 +148,18 @@ class Api:
     async def _page(self, request: Request) -> Response:
         from daemon.web.page import render_tables  # noqa: PLC0415 - most daemons are watched by their metrics only
 
-        board = self.board
-        statuses, unready = board.statuses(), board.find_unready()
-        not_ready = {each.table for each in unready if each.table is not None}
-        listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
-        return _html(render_tables(listing, statuses, unready, daemon=self._describe(), now_ms=board.now_ms()))
+        statuses, unready, now_ms = self.board.statuses(), self.board.find_unready(), self.board.now_ms()
+        return _html(render_tables(request.query_params, statuses, unready, daemon=self._describe(), now_ms=now_ms))
 
     async def _table_page(self, request: Request) -> Response:
-        from daemon.web.page import render_missing, render_table  # noqa: PLC0415
+        from daemon.web.page import Query, render  # noqa: PLC0415
 
-        board = self.board
-        name, query = request.path_params["name"], Query.parse({"refresh": request.query_params.get("refresh", "")})
-        status = board.find_status(name)
-        if status is None:
-            reason = _why_missing(board, name)
-            missing = render_missing(name, reason, query=query, daemon=self._describe(), now_ms=board.now_ms())
-            return _html(missing, 404)
-        runs, read = board.runs(name), board.read_lines(name)
-        return _html(render_table(status, runs, read, query=query, daemon=self._describe(), now_ms=board.now_ms()))
+        name, query = request.path_params["name"], Query(stays=request.query_params.get("refresh") == "off")
+        frame = {"query": query, "daemon": self._describe(), "now_ms": self.board.now_ms()}
+        detail = self._find_detail(name)
+        if detail is None:
+            return _html(render("missing.html", **frame, name=name, reason=_why_missing(self.board, name)), 404)
+        return _html(render("table.html", **frame, **asdict(detail), error_max=None))
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)

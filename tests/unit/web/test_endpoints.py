@@ -26,8 +26,7 @@ from daemon.status.board import Topic, Unready
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, Api
-from daemon.web.guard import guard
-from daemon.web.server import WAITING_MAX, WebServer
+from daemon.web.server import WAITING_MAX, WebServer, guard
 from state import (
     Differences,
     FileKind,
