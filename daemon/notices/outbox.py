@@ -17,7 +17,7 @@ from daemon.clock import Clock
 from daemon.config.settings import HookSettings, NoticeKind, Settings
 from daemon.notices.delivery import Receiver, describe_failure
 from daemon.notices.notice import Notice, encode
-from daemon.notices.runs import LineageEvent
+from daemon.notices.runs import Run
 from daemon.observe import log as events
 
 # The notices of an event that come within this time after one was sent are joined.
@@ -31,7 +31,7 @@ ATTEMPTS_MAX = 20
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
 
-Message = Notice | LineageEvent
+Message = Notice | Run
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -77,7 +77,7 @@ class Hook:
         self._thread = Thread(target=self._work, name=name, daemon=True)
 
     def wants(self, message: Message) -> bool:
-        if isinstance(message, LineageEvent):
+        if isinstance(message, Run):
             is_wanted = self.settings.format == "openlineage"
         else:
             is_wanted = self.settings.format == "json" and message.event in self.settings.events
@@ -246,9 +246,9 @@ def _body(messages: Sequence[Message]) -> bytes:
         return encode(notices)
     from daemon.notices.openlineage import render  # noqa: PLC0415 - an extra
 
-    (event,) = messages
-    assert isinstance(event, LineageEvent), "a hook gets notices or lineage"
-    return render(event)
+    (run,) = messages
+    assert isinstance(run, Run), "a hook gets notices or lineage"
+    return render(run)
 
 
 class Outbox:

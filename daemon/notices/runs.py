@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
@@ -34,10 +34,10 @@ class Written:
 
 @dataclass(frozen=True)
 class Run:
-    """A commit to an Iceberg table or, with `error`, the parking of a table. Times are epoch milliseconds, UTC.
+    """A commit to an Iceberg table or, with `error`, the parking of a table; `event` is its beginning or its end.
 
-    `version` is the Delta version that the commit shows. `location` is the Iceberg table's place, `catalog` that of the
-    catalog in which it has the name `target`. `written` is None if the commit made no snapshot.
+    Times are epoch milliseconds, UTC. `version` is the Delta version that the commit shows. `location` is the Iceberg
+    table's place, `catalog` that of the catalog with the name `target`. `written` is None if there is no new snapshot.
     """
 
     table: str
@@ -52,24 +52,12 @@ class Run:
     schema: Schema | None = None
     written: Written | None = None
     error: str | None = None
+    event: RunState = RunState.START
 
 
-@dataclass(frozen=True)
-class LineageEvent:
-    """The beginning or the end of a run, for a hook."""
-
-    event: RunState
-    run: Run
-
-    @property
-    def table(self) -> str:
-        return self.run.table
-
-
-def events_of(run: Run) -> tuple[LineageEvent, LineageEvent]:
+def events_of(run: Run) -> tuple[Run, Run]:
     """Both events of a run: OpenLineage requires its start, too."""
-    end = RunState.COMPLETE if run.error is None else RunState.FAIL
-    return LineageEvent(RunState.START, run), LineageEvent(end, run)
+    return run, replace(run, event=RunState.COMPLETE if run.error is None else RunState.FAIL)
 
 
 def catalog_place(properties: Mapping[str, str]) -> str | None:
