@@ -242,17 +242,17 @@ def table_status(
         metadata_location=record.metadata_location,
         format_version=record.format_version,
         checked_at=None if silent_s is None else iso_time(now_ms - round(silent_s * 1000)),
-        last_synced_at=None if record.last_synced_at_ms is None else iso_time(record.last_synced_at_ms),
+        last_synced_at=_iso(record.last_synced_at_ms),
         resync_wanted=record.resync_wanted,
         pause=pause_status(pause) if pause else None,
         error=_error_status(error) if error else None,
         proof=_proof_status(record.proof) if record.proof else None,
         # While the table has an error, it is not verified.
         verify_error=_error_status(seen.verify_error) if seen.verify_error and not error else None,
-        live_data_files=live.live_data_files if live else None,
-        live_rows=live.live_rows if live else None,
-        live_delete_files=live.live_delete_files if live else None,
-        deleted_positions=live.deleted_positions if live else None,
+        live_data_files=live and live.live_data_files,
+        live_rows=live and live.live_rows,
+        live_delete_files=live and live.live_delete_files,
+        deleted_positions=live and live.deleted_positions,
         orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
         orphan_bytes=_known_bytes(counts.orphans) if counts else None,
         written_files=written if counts else None,
@@ -271,23 +271,22 @@ def _error_status(error: TableError) -> ErrorStatus:
 
 
 def pause_status(pause: Pause) -> PauseStatus:
-    until = None if pause.until_ms is None else iso_time(pause.until_ms)
-    return PauseStatus(iso_time(pause.since_ms), pause.by, until, pause.reason)
+    return PauseStatus(iso_time(pause.since_ms), pause.by, _iso(pause.until_ms), pause.reason)
+
+
+def _iso(at_ms: int | None) -> str | None:
+    return None if at_ms is None else iso_time(at_ms)
 
 
 def _proof_status(proof: ProofRecord) -> ProofStatus:
     return ProofStatus(
         is_right=not proof.differences.counts,
-        level=proof.level,
         at=iso_time(proof.at_ms),
-        version=proof.version,
-        snapshot_id=proof.snapshot_id,
-        files_total=proof.files_total,
-        files=proof.files,
         coverage=proof.covered / SHARES,
-        complete_at=None if proof.complete_at_ms is None else iso_time(proof.complete_at_ms),
+        complete_at=_iso(proof.complete_at_ms),
         differences=proof.differences.counts,
         first_differences=proof.differences.first,
+        **{name: getattr(proof, name) for name in ("level", "version", "snapshot_id", "files_total", "files")},
     )
 
 
