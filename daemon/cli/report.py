@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -35,21 +34,19 @@ class Report:
 NO_DAEMON_KNOWN = "no daemon is known: health.port is 0, which takes any free port"
 
 
-def find_statuses(
-    context: typer.Context, config: Path | None, wanted: Sequence[str]
-) -> tuple[list[str], list[TableStatus]]:
+def find_statuses(context: typer.Context, wanted: Sequence[str]) -> tuple[list[str], list[TableStatus]]:
     """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
-    settings, is_valid = load_valid(context, config, "state", "share", "health")
+    settings, is_valid = load_valid(context, "state", "share", "health")
     report = ask_for_tables(settings)
     if report.statuses is not None:
         faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
-        lines = [*report.lines, *([] if is_valid else [f"{config_path(context, config)} {faulty}"])]
+        lines = [*report.lines, *([] if is_valid else [f"{config_path(context)} {faulty}"])]
         followed = {status.name for status in report.statuses}
         for table in settings.tables if is_valid else ():
             if not table.is_pattern and table.name not in followed and settings.share.owns(table.target):
                 lines.append(f"{table.name}: the daemon does not follow it yet; SIGHUP makes it read the configuration")
         return lines, report.statuses
-    configured, settings = load_both(context, config, wanted)
+    configured, settings = load_both(context, wanted)
     statuses, moved = read_statuses(configured, settings)
     lines = [*report.lines, "what follows is from the state database", *moved]
     if settings.share.count > 1:
