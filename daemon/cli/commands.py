@@ -31,9 +31,8 @@ from daemon.cli.invocation import (
     say_found,
     seconds,
 )
-from daemon.config.redaction import masked
 from daemon.errors import ConfigInvalid, StateInUse, SyncError
-from daemon.masking import scrub
+from daemon.masking import masked, scrub
 from daemon.telemetry import ENDPOINT, switched_on
 from daemon.texts import printable
 

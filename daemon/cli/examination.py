@@ -131,13 +131,13 @@ def verify(
 @contextmanager
 def _opened_table(context: typer.Context, name: str) -> Iterator[tuple[TableContext, Table]]:
     """Load an Iceberg table, to read it beside a running daemon. Errors inside are reported."""
-    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
     from daemon.service.assembly import open_parts  # noqa: PLC0415
     from daemon.sync.context import as_sync_errors  # noqa: PLC0415
 
     with reported_errors():
         settings = load_both(context, [name])[1]
-        table = find_table(settings, name)
+        (table,) = find_tables(settings, [name], one=True)
         with open_parts(settings) as parts, as_sync_errors(table.name):
             opened = parts.context(table)
             yield opened, opened.load_table()

@@ -13,11 +13,10 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from daemon.config.redaction import SECRET_KEY, find_secrets
 from daemon.config.settings import LogSettings, Settings, TableSettings
 from daemon.config.value_types import ENV_PREFIX, duration_s
 from daemon.errors import ConfigInvalid, SyncError
-from daemon.masking import hide
+from daemon.masking import SECRET_KEY, find_secrets, hide
 from daemon.observe.log import configure_logging
 from daemon.texts import printable
 

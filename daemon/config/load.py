@@ -1,9 +1,14 @@
-"""Reads, resolves and checks `config.yaml` and the `DVSYNC_…` variables. All faults are reported at once."""
+"""Reads, resolves and checks `config.yaml` and the `DVSYNC_…` variables. All faults are reported at once.
+
+The environment overrides the file: `DVSYNC_HEALTH__PORT=9000` is `port` under `health`.
+"""
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import reduce
@@ -14,15 +19,18 @@ from pydantic import ValidationError
 
 from daemon.config.checks import find_faults, find_unknown_properties
 from daemon.config.document import read_document
-from daemon.config.fault_lines import fault_line
+from daemon.config.fault_lines import GONE_KEYS, fault_line, find_replacement
 from daemon.config.readable import Readable
 from daemon.config.settings import Settings
 from daemon.config.value_types import ENV_PREFIX, with_dotted_auth
-from daemon.config.variables import find_variables, read_variables
 from daemon.errors import ConfigInvalid
 
 # The sections that are lists. Of these, a faulty entry is left out alone.
 LISTS = ("tables", "hooks")
+# How many keys are around a property of PyIceberg.
+AROUND_PROPERTIES = {"storage": 1, "catalogs": 2}
+# Only these properties of PyIceberg, both of its SQL catalog, are spelled with underscores.
+UNDERSCORED = ("init_catalog_tables", "pool_pre_ping")
 
 
 def load_settings(path: Path, text: str | None = None, *, ask_pyiceberg: bool = False) -> Settings:
@@ -52,7 +60,7 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
-    where = f"{path} or the {ENV_PREFIX}… variables" if any(find_variables()) else path
+    where = f"{path} or the {ENV_PREFIX}… variables" if any(_find_variables()) else path
     hint = f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, and its "
     return ConfigInvalid("\n".join(faults), hint=f"{hint}page shows the tables.")
 
@@ -60,7 +68,7 @@ def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
 def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     """Return what is valid in the document and the environment, if anything is, and all faults."""
     document, faults = read_document(path, text)
-    document = _merged(document, read_variables(faults))
+    document = _merged(document, _read_variables(faults))
     if isinstance(catalogs := document.get("catalogs"), dict):
         document["catalogs"] = {name: with_dotted_auth(each) for name, each in catalogs.items()}
     readable = _validate(document, faults)
@@ -70,6 +78,54 @@ def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     readable = readable.dereferenced(folder, faults).resolved(folder)
     faults += find_faults(readable)
     return readable, faults
+
+
+def _find_variables() -> Iterator[tuple[str, list[str]]]:
+    """Yield the names of dvsync's variables, and the keys around and at their values, known or not."""
+    for name in sorted(os.environ):
+        section, *keys = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
+        # Another name without `__` may come from Kubernetes, for a service called dvsync: DVSYNC_PORT_8080_TCP.
+        if name.upper().startswith(ENV_PREFIX) and (keys or section in Settings.model_fields or section in GONE_KEYS):
+            yield name, [section, *keys]
+
+
+def _read_variables(faults: list[str]) -> dict[str, Any]:
+    """Return the settings of the variables. One that is not JSON, or of no section, is added to `faults`.
+
+    Names of properties follow PyIceberg's own: `__` for a dot, `_` for a dash. `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` sets
+    `s3.access-key-id`. With `__FILE` at the end, the value is the path of a file that holds the property.
+    """
+    found: dict[str, Any] = {}
+    for name, keys in _find_variables():
+        if keys[0] not in Settings.model_fields:
+            replacement = find_replacement(keys[0])
+            reason = f"is no longer a setting: {replacement}" if replacement else "no such setting"
+            faults.append(f"{name} (environment): {reason}")
+            continue
+        value: Any = os.environ[name]
+        outer = AROUND_PROPERTIES.get(keys[0], len(keys))
+        if keys[outer:]:
+            in_file = keys[-1] == "file" and len(keys) > outer + 1
+            property_name = ".".join(keys[outer:-1] if in_file else keys[outer:])
+            if property_name not in UNDERSCORED:
+                property_name = property_name.replace("_", "-")
+            keys[outer:] = [property_name, "file"] if in_file else [property_name]
+        elif value[:1] in ("[", "{"):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                faults.append(f"{keys[0]}: the value of {name} (environment) is not JSON")
+                continue
+        _put(found, keys, value)
+    return found
+
+
+def _put(found: dict[str, Any], path: list[str], value: object) -> None:
+    *outer, key = path
+    for each in outer:
+        inner = found.setdefault(each, {})
+        found = inner if isinstance(inner, dict) else {}
+    found[key] = value
 
 
 def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:

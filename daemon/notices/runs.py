@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from daemon.config.value_types import USERINFO
+from daemon.masking import USERINFO
 from daemon.store.locations import canonical
 
 if TYPE_CHECKING:
