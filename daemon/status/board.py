@@ -6,11 +6,9 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from operator import add
 from threading import Lock
 
 import msgspec
-from msgspec.structs import astuple
 
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
@@ -19,32 +17,10 @@ from daemon.errors import StateStoreAway
 from daemon.masking import scrub
 from daemon.status.activity import Activity
 from daemon.status.reading import read_lines
-from daemon.status.table_status import (
-    AccountCounts,
-    ErrorStatus,
-    Observation,
-    SyncState,
-    TableStatus,
-    table_status,
-    worst_first,
-)
+from daemon.status.table_status import ErrorStatus, Observation, SyncState, TableStatus, table_status, worst_first
 from daemon.status.wording import count_states, differing_text
 from daemon.texts import excerpt, span
 from state import SyncRun
-
-
-class MaintenanceCounts(msgspec.Struct, frozen=True):
-    """What maintenance did for a table since the process started."""
-
-    rounds: int = 0
-    failures: int = 0
-    compacted_delete_files: int = 0
-    expired_snapshots: int = 0
-    removed_files: int = 0
-    removed_bytes: int = 0
-
-    def __add__(self, other: MaintenanceCounts) -> MaintenanceCounts:
-        return MaintenanceCounts(*map(add, astuple(self), astuple(other)))
 
 
 class Topic(Enum):
@@ -78,7 +54,6 @@ class _Row:
     table: TableSettings
     s3_endpoint: str | None
     seen: Observation = field(default_factory=Observation)
-    maintained: MaintenanceCounts = field(default_factory=MaintenanceCounts)
     runs: deque[SyncRun] = field(default_factory=lambda: deque(maxlen=RUNS_MAX))
 
 
@@ -144,15 +119,6 @@ class Board:
             if row := self._rows.get(name):
                 row.seen = seen
 
-    def count_maintenance(self, name: str, counts: MaintenanceCounts) -> None:
-        with self._lock:
-            if row := self._rows.get(name):
-                row.maintained += counts
-
-    def maintenance(self) -> dict[str, MaintenanceCounts]:
-        with self._lock:
-            return {name: row.maintained for name, row in self._rows.items()}
-
     def beat(self) -> None:
         self._beaten_at_s = self._clock.monotonic_s()
 
@@ -207,9 +173,6 @@ class Board:
         with self._lock:
             reasons = self._troubles.get(Topic.LEASE)
         return reasons[0].reason if reasons else None
-
-    def accounts(self) -> dict[str, AccountCounts]:
-        return {table.name: seen.accounts for table, seen in self._observed()}
 
     def find_unready(self) -> list[Unready]:
         """All reasons for not being ready. A paused table, and one whose source is not there yet, are no reasons."""

@@ -122,13 +122,6 @@ class TableStatus(msgspec.Struct, frozen=True):
     written_files: list[WrittenStatus] | None
 
 
-class AccountCounts(msgspec.Struct, frozen=True):
-    """How often a table's account was compared with Delta's since the process started, and how often they differed."""
-
-    checked: int = 0
-    mismatches: int = 0
-
-
 class RunStatus(msgspec.Struct, frozen=True):
     """One sync, or one error; see `SyncRun`. `started_at` is ISO 8601, UTC."""
 
@@ -168,7 +161,6 @@ class Observation(msgspec.Struct, frozen=True):
     source_version: int | None = None
     behind_since_ms: int | None = None
     syncing: bool = False
-    accounts: AccountCounts = AccountCounts()
     # When a poll or a sync last succeeded, on the monotonic clock; None before the first.
     polled_at_s: float | None = None
     # Why the last verification failed; None if none has failed since one ended.
