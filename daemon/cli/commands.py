@@ -21,7 +21,7 @@ from daemon.cli.invocation import (
     ConfigPath,
     TableNames,
     config_path,
-    hide_environment,
+    hide_secrets,
     load,
     load_both,
     load_valid,
@@ -228,7 +228,7 @@ def init(
     from daemon.cli.init import write_configuration  # noqa: PLC0415
 
     with reported_errors():
-        hide_environment()
+        hide_secrets()
         log_to_stderr()
         write_configuration(config_path(context), places, typer.echo)
 

@@ -59,7 +59,8 @@ def load(
 
     path = config_path(context)
     is_wanted = not optional or context.find_root().obj or path.exists()
-    settings = _without_secrets_shown(load_settings(path, None if is_wanted else "{}", ask_pyiceberg=ask_pyiceberg))
+    settings = load_settings(path, None if is_wanted else "{}", ask_pyiceberg=ask_pyiceberg)
+    hide_secrets(settings)
     if quiet:
         log_to_stderr(settings.log)
     return settings
@@ -71,13 +72,8 @@ def load_valid(context: typer.Context, *sections: str) -> tuple[Settings, bool]:
 
     settings, is_valid = load_sections(config_path(context), *sections)
     log_to_stderr()
-    return _without_secrets_shown(settings), is_valid
-
-
-def _without_secrets_shown(settings: Settings) -> Settings:
-    hide(settings.secrets())
-    hide_environment()
-    return settings
+    hide_secrets(settings)
+    return settings, is_valid
 
 
 def load_chosen(context: typer.Context, names: Sequence[str] | None) -> tuple[Settings, list[TableSettings], bool]:
@@ -101,7 +97,9 @@ def load_both(context: typer.Context, wanted: Sequence[str] = ()) -> tuple[Setti
     return configured, settings
 
 
-def hide_environment() -> None:
+def hide_secrets(settings: Settings | None = None) -> None:
+    """Mask the secrets of the environment, and of the settings, in all that is printed and logged."""
+    hide(settings.secrets() if settings else ())
     hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
     for name, value in os.environ.items():
         if name.startswith("OTEL_"):

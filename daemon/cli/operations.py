@@ -201,7 +201,7 @@ def forget_tables(
     with ExitStack() as opened:
         parts = opened.enter_context(open_parts(settings))
         records = select_gone(settings, parts.store, wanted)
-        statuses = ask_for_tables(settings).statuses
+        statuses, _ = ask_for_tables(settings)
         if statuses is None:
             # A daemon that does not answer may follow them.
             try:

@@ -14,7 +14,6 @@ from msgspec.structs import asdict
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Address
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -125,8 +124,11 @@ class Api:
             return refusal
         pause = None
         if wanted is Verb.PAUSE:
+            body, by = await request.body(), f"the API, from {request.client.host}" if request.client else "the API"
             try:
-                pause = _read_pause(await request.body(), request.client, self.board.now_ms())
+                asked = msgspec.json.decode(body, type=answers.PauseRequest) if body else answers.PauseRequest()
+                for_s = None if asked.for_ is None else duration_s(asked.for_)
+                pause = make_pause(by, self.board.now_ms(), for_s=for_s, reason=asked.reason)
             except (ValueError, ConfigInvalid) as error:
                 return _problem(400, str(error), PAUSE_HINT)
         try:
@@ -174,14 +176,6 @@ def _refuse(request: Request, token: str | None) -> Response | None:
         return None
     headers = {"www-authenticate": "Bearer"}
     return _problem(401, "the token is missing or wrong", "Send health.token as `Authorization: Bearer …`.", headers)
-
-
-def _read_pause(body: bytes, client: Address | None, now_ms: int) -> Pause:
-    """Read the body of a POST to `pause`. Raises ConfigInvalid, and ValueError if it is not a `PauseRequest`."""
-    asked = msgspec.json.decode(body, type=answers.PauseRequest) if body else answers.PauseRequest()
-    for_s = None if asked.for_ is None else duration_s(asked.for_)
-    by = f"the API, from {client.host}" if client else "the API"
-    return make_pause(by, now_ms, for_s=for_s, reason=asked.reason)
 
 
 def _refuse_for(board: Board, name: str) -> Response | None:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.notices.outbox import HookCounts
+from daemon.notices.outbox import Hook
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
@@ -65,7 +65,7 @@ class BoardCollector(Collector):
 
     board: Board
     is_spark_up: Callable[[], bool]
-    count_notices: Callable[[], Sequence[HookCounts]]
+    find_hooks: Callable[[], Sequence[Hook]]
 
     def collect(self) -> Iterator[Metric]:
         board, statuses = self.board, self.board.statuses()
@@ -87,13 +87,13 @@ class BoardCollector(Collector):
             yield _gauge(name, text, [], [([], float(value))])
         text = "The share of the tables that this daemon follows."
         yield _gauge("dvsync_share", text, ["share"], [([str(board.share)], 1.0)])
-        notices = self.count_notices()
+        hooks = self.find_hooks()
         outcomes = CounterMetricFamily("dvsync_notices", "Notices by outcome.", labels=["hook", "outcome"])
-        for each in notices:
-            outcomes.add_metric([each.hook, "sent"], each.sent)
-            outcomes.add_metric([each.hook, "dropped"], each.dropped)
+        for hook in hooks:
+            outcomes.add_metric([hook.name, "sent"], hook.sent)
+            outcomes.add_metric([hook.name, "dropped"], hook.dropped)
         yield outcomes
-        waiting = (([each.hook], each.waiting) for each in notices)
+        waiting = (([hook.name], hook.waiting) for hook in hooks)
         yield _gauge("dvsync_notices_waiting", "Notices that wait to be sent.", ["hook"], waiting)
 
 
@@ -106,15 +106,13 @@ def _gauge(name: str, text: str, labels: list[str], samples: Iterable[tuple[list
 
 
 def make_registry(
-    board: Board,
-    is_spark_up: Callable[[], bool] = lambda: False,
-    count_notices: Callable[[], Sequence[HookCounts]] = lambda: [],
+    board: Board, is_spark_up: Callable[[], bool] = lambda: False, find_hooks: Callable[[], Sequence[Hook]] = lambda: []
 ) -> CollectorRegistry:
     """What collects the current metrics, for `/metrics` and for telemetry."""
     # When a counter began is of no use here, and would double the number of series.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
-    registry.register(BoardCollector(board, is_spark_up, count_notices))
+    registry.register(BoardCollector(board, is_spark_up, find_hooks))
     # CPU, memory and open files of this process, from /proc; Spark's JVM is another.
     ProcessCollector(registry=registry)
     return registry
