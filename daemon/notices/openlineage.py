@@ -26,7 +26,7 @@ from openlineage.client.uuid import generate_static_uuid
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from daemon.masking import scrub
-from daemon.notices.runs import Run, RunState
+from daemon.notices.notice import Run, RunState
 from daemon.store.locations import canonical
 
 # The program that made an event, as a URI, which leads nowhere.

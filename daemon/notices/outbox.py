@@ -15,8 +15,7 @@ import structlog
 from daemon.clock import Clock
 from daemon.config.settings import HookSettings, NoticeKind, Settings
 from daemon.notices.delivery import Receiver, describe_failure
-from daemon.notices.notice import Notice, encode
-from daemon.notices.runs import Run
+from daemon.notices.notice import Notice, Run, encode
 from daemon.observe import log as events
 
 # The notices of an event that come within this time after one was sent are joined.

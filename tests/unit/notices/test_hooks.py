@@ -12,9 +12,8 @@ import pytest
 from daemon.clock import SystemClock
 from daemon.config.settings import HookSettings, NoticeKind, Settings
 from daemon.notices import delivery, outbox
-from daemon.notices.notice import Notice, make_notice
+from daemon.notices.notice import Notice, Run, events_of, make_notice
 from daemon.notices.outbox import Outbox
-from daemon.notices.runs import Run, events_of
 from state import TableRecord
 from tests.kit.daemons import until
 from tests.kit.receiver import Receiver, receiver
