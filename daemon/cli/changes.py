@@ -1,7 +1,4 @@
-"""Commands that change tables, and maintenance by hand: one round of what the daemon does by itself.
-
-What `resume`, `pause` and `resync` ask is written to the state database: a running daemon sees it within seconds.
-"""
+"""Commands that change tables: requests that a running daemon reads in the state database, and maintenance by hand."""
 
 from __future__ import annotations
 

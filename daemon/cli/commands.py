@@ -8,6 +8,7 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -112,7 +113,7 @@ def sync(
         raise typer.BadParameter("needs --wait", param_hint="--min-version")
     from rich.console import Console  # noqa: PLC0415
 
-    from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
+    from daemon.cli.console import TableProgress, progress_bars, verdict_line  # noqa: PLC0415
     from daemon.cli.operations import sync_tables  # noqa: PLC0415
     from daemon.cli.tables import find_gone, find_tables  # noqa: PLC0415
     from daemon.cli.waiting import FAILED, SHOWN, wait_for_version  # noqa: PLC0415
@@ -133,8 +134,9 @@ def sync(
         chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
         try:
-            with SyncProgress(console) as progress:
-                for table, done in sync_tables(settings, chosen, progress.of_table, full=full, gone=gone):
+            with progress_bars(console) as bars:
+                progress_of = partial(TableProgress, bars)
+                for table, done in sync_tables(settings, chosen, progress_of, full=full, gone=gone):
                     if done.error is not None:
                         codes.add(FAILED)
                         failed.add(table.name)

@@ -248,15 +248,10 @@ def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
     return [*lines, f"  {hint_for(name, proof.findings.counts)}"]
 
 
-class SyncProgress(Progress):
-    """Progress bars for the long steps of `dvsync sync`, on a terminal only."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-    def of_table(self, name: str) -> TableProgress:
-        return TableProgress(self, name)
+def progress_bars(console: Console) -> Progress:
+    """Progress bars for the long steps of a command, on a terminal only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @dataclass(frozen=True)

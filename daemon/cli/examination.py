@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
 
@@ -106,7 +107,7 @@ def verify(
     """
     from rich.console import Console  # noqa: PLC0415
 
-    from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
+    from daemon.cli.console import TableProgress, progress_bars, proof_lines  # noqa: PLC0415
     from daemon.cli.operations import verify_tables  # noqa: PLC0415
     from daemon.verify.findings import Level, Sample, Scope, as_json_object  # noqa: PLC0415
 
@@ -117,8 +118,8 @@ def verify(
     failed, results = False, []
     with reported_errors():
         settings, chosen, failed = load_chosen(context, tables)
-        with SyncProgress(Console(stderr=True)) as progress:
-            for table, proof in verify_tables(settings, chosen, progress.of_table, scope):
+        with progress_bars(Console(stderr=True)) as bars:
+            for table, proof in verify_tables(settings, chosen, partial(TableProgress, bars), scope):
                 failed = failed or isinstance(proof, SyncError) or not proof.is_right
                 results.append(as_json_object(table.name, proof))
                 if not as_json:

@@ -218,8 +218,7 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
     """Return each table's status from the state store and its Delta log. Works beside a running daemon.
 
     `settings` is `configured` with the tables that patterns find. If a Delta log cannot be read, the fields that come
-    from it are null. The second list describes the tables whose names the state store has for other places. Raises
-    StateStoreAway.
+    from it are null. The second list describes the tables whose names the state store has for other places.
     """
     clock = SystemClock()
     with open_store(settings, reads_only=True) as store:

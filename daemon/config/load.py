@@ -1,7 +1,4 @@
-"""Reads, resolves and checks `config.yaml` and the `DVSYNC_…` variables. All faults are reported at once.
-
-The environment overrides the file: `DVSYNC_HEALTH__PORT=9000` is `port` under `health`.
-"""
+"""Reads, resolves and checks `config.yaml` and the `DVSYNC_…` variables. All faults are reported at once."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from daemon.config.checks import find_faults, find_unknown_properties
-from daemon.config.document import read_document
 from daemon.config.fault_lines import GONE_KEYS, fault_line, find_replacement
 from daemon.config.readable import Readable
 from daemon.config.settings import Settings
@@ -27,6 +24,7 @@ from daemon.errors import ConfigInvalid
 
 # The sections that are lists. Of these, a faulty entry is left out alone.
 LISTS = ("tables", "hooks")
+_OPEN_BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}
 # How many keys are around a property of PyIceberg.
 AROUND_PROPERTIES = {"storage": 1, "catalogs": 2}
 # Only these properties of PyIceberg, both of its SQL catalog, are spelled with underscores.
@@ -67,7 +65,7 @@ def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
 
 def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     """Return what is valid in the document and the environment, if anything is, and all faults."""
-    document, faults = read_document(path, text)
+    document, faults = _read_document(path, text)
     document = _merged(document, _read_variables(faults))
     if isinstance(catalogs := document.get("catalogs"), dict):
         document["catalogs"] = {name: with_dotted_auth(each) for name, each in catalogs.items()}
@@ -80,8 +78,80 @@ def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     return readable, faults
 
 
+def _duplicate_keys(node: yaml.Node | None, seen: set[int], place: str = "") -> Iterator[str]:
+    """Find keys that a mapping has twice: PyYAML keeps the last. `seen` are nodes so far: one may contain itself."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for number, each in enumerate(node.value):
+            yield from _duplicate_keys(each, seen, f"{place}[{number}]")
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            inner = f"{place}.{name}".removeprefix(".")
+            if name in keys - {"<<", "?"}:
+                yield f"{inner}: appears twice, the second time in line {key.start_mark.line + 1}"
+            keys.add(name)
+            yield from _duplicate_keys(value, seen, inner)
+
+
+def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
+    # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
+    problem = error.problem or error.context or ""
+    context, line = error.context or "", error.context_mark.line + 1 if error.context_mark else "?"
+    if context in _OPEN_BRACKETS:
+        bracket = _OPEN_BRACKETS[context]
+        return f"the {bracket!r} of line {line} is not closed before here, or a comma is missing", "Close it. "
+    if problem.startswith("expected "):
+        problem = problem.partition(", but ")[0] + (f", {context} that begins in line {line}" if context else "")
+        return problem, "Check the brackets, quotes and indentation up to there. "
+    if "'\\t'" in problem:
+        return "a tab where YAML wants spaces", "Indent with spaces. "
+    if "quoted" in context:
+        return f"the quote that begins in line {line} is not closed", "Close it, or leave it out. "
+    problem = problem.partition("'")[0].strip()
+    if problem.startswith("found"):
+        return problem, "Put text that begins with one of *&!%@` in quotes. "
+    return problem, "Check the indentation and the colons up to there. "
+
+
+def _read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the file's mapping and its duplicate keys. Raises ConfigInvalid if it cannot be parsed."""
+    example = "The config.yaml that comes with dvsync explains every key."
+    name_it = f"Name the configuration file with --config PATH. {example}"
+    hint = f"{example} A running daemon keeps its former configuration."
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
+    except OSError as error:
+        raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=name_it) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=name_it) from error
+    try:
+        node = loader.get_single_node()
+        duplicates = [*_duplicate_keys(node, set())]
+        document = None if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem, advice = _problem_of(error)
+        raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # by tags without sense
+        is_deep = isinstance(error, RecursionError)
+        reason = "the file is nested too deeply" if is_deep else "the file contains an invalid date, number or tag"
+        raise ConfigInvalid(f"{path}: {reason}", hint=f"Correct the file. {hint}") from None
+    finally:
+        loader.dispose()
+    if document is None:
+        raise ConfigInvalid(f"{path}: the file is empty", hint=hint)
+    if not isinstance(document, dict):
+        raise ConfigInvalid(f"{path}: the top level must be a mapping of keys to values", hint=name_it)
+    return document, duplicates
+
+
 def _find_variables() -> Iterator[tuple[str, list[str]]]:
-    """Yield the names of dvsync's variables, and the keys around and at their values, known or not."""
+    """Yield dvsync's variables, known or not, and the keys of their values: `health`, `port` of DVSYNC_HEALTH__PORT."""
     for name in sorted(os.environ):
         section, *keys = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
         # Another name without `__` may come from Kubernetes, for a service called dvsync: DVSYNC_PORT_8080_TCP.

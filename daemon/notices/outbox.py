@@ -49,10 +49,7 @@ _Batch = list[tuple[_Line, list[Message]]]
 
 
 class Hook:
-    """A line for each table, so that a message that fails holds up only later ones of its table.
-
-    Its counts say what became of the messages since it was configured.
-    """
+    """A line for each table, so that a message that fails holds up only later ones of its table."""
 
     def __init__(self, name: str, settings: HookSettings, clock: Clock) -> None:
         self.settings = settings
@@ -62,7 +59,7 @@ class Hook:
         # When the next notice of an event is sent, with those that have come until then.
         self._next_s: dict[str, float] = {}
         self._changed = Condition()
-        self.sent = self.dropped = self.waiting = 0
+        self.sent = self.dropped = self.waiting = 0  # messages since the hook was configured
         self._is_closing = False
         self._receiver = Receiver(settings)
         # Started for the first message: most commands have none.

@@ -1,7 +1,4 @@
-"""uvicorn in a thread of the daemon, with bounds on slow clients. The daemon handles the signals, not uvicorn.
-
-Refused before the endpoints see them are requests that two programs may read differently, and foreign names.
-"""
+"""uvicorn in a thread of the daemon, with bounds on slow clients. The daemon handles the signals, not uvicorn."""
 
 from __future__ import annotations
 
@@ -90,7 +87,7 @@ def _end(connection: socket.socket) -> None:
 
 
 def guard(app: ASGIApp, host: str, address: str) -> ASGIApp:
-    """Put `app` behind the checks of a daemon on `address`, which is configured as `host`."""
+    """Refuse requests that two programs may read differently and, on a loopback `address`, those to foreign names."""
     # On a loopback address, a page whose own name leads there (DNS rebinding) must not read it.
     names = {*LOCAL_NAMES, host.lower(), address} if ip_address(address).is_loopback else None
 
