@@ -241,10 +241,10 @@ def table_status(
         proof=_proof_status(record.proof) if record.proof else None,
         # While the table has an error, it is not verified.
         verify_error=_error_status(seen.verify_error) if seen.verify_error and not error else None,
-        live_data_files=live and live.live_data_files,
-        live_rows=live and live.live_rows,
-        live_delete_files=live and live.live_delete_files,
-        deleted_positions=live and live.deleted_positions,
+        live_data_files=live.live_data_files if live else None,
+        live_rows=live.live_rows if live else None,
+        live_delete_files=live.live_delete_files if live else None,
+        deleted_positions=live.deleted_positions if live else None,
         orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
         orphan_bytes=_known_bytes(counts.orphans) if counts else None,
         written_files=written if counts else None,
@@ -273,12 +273,16 @@ def _iso(at_ms: int | None) -> str | None:
 def _proof_status(proof: ProofRecord) -> ProofStatus:
     return ProofStatus(
         is_right=not proof.differences.counts,
+        level=proof.level,
         at=iso_time(proof.at_ms),
+        version=proof.version,
+        snapshot_id=proof.snapshot_id,
+        files_total=proof.files_total,
+        files=proof.files,
         coverage=proof.covered / SHARES,
         complete_at=_iso(proof.complete_at_ms),
         differences=proof.differences.counts,
         first_differences=proof.differences.first,
-        **{name: getattr(proof, name) for name in ("level", "version", "snapshot_id", "files_total", "files")},
     )
 
 
