@@ -1,14 +1,21 @@
-"""Masks the secrets of the configuration in every text that leaves the process."""
+"""Finds the secrets of the configuration, and masks them in every text that leaves the process."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from urllib.parse import quote, unquote
 
 # Shorter secrets are not masked: they would match parts of harmless words.
 SECRET_MIN = 5
 MASK = "***"
+SECRET_KEY = re.compile(r"secret|password|token(?![_-]url$)|key|credential|authorization", re.IGNORECASE)
+# In abfss://container@account the part before the @ is a container; in other URLs it is a user and perhaps a password.
+USERINFO = re.compile(r"(?<=://)(?<!abfss://)(?<!abfs://)(?<!wasbs://)(?<!wasb://)(?:[^/@\s]*:\S*|[^/@\s]*)@")
+_SECRET_PARAMETER = re.compile(
+    r"([?&;][^=&;\s]*(?:secret|password|token|key|credential)[^=&;\s]*=)([^&;\s]+)", re.IGNORECASE
+)
 
 _hidden: tuple[str, ...] = ()
 
@@ -30,3 +37,28 @@ def scrub(text: str) -> str:
         if secret in text:
             text = text.replace(secret, MASK)
     return text
+
+
+class Secret(str):
+    """A text that was read through a reference. It is never shown."""
+
+
+def masked(text: str) -> str:
+    """Return a text of the settings without its secrets: safe to print."""
+    return MASK if isinstance(text, Secret) else _SECRET_PARAMETER.sub(r"\1***", USERINFO.sub("***@", text))
+
+
+def find_secrets(key: str, value: object) -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, inner in value.items():
+            yield from find_secrets(str(name), inner)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            yield from find_secrets(key, inner)
+    elif isinstance(value, str):
+        # A setting that only sounds like a secret, such as a switch, has the value true or false.
+        if isinstance(value, Secret) or (SECRET_KEY.search(key) and value not in ("true", "false")):
+            yield value
+        for found in USERINFO.findall(value):
+            yield from (found.removesuffix("@"), found.removesuffix("@").partition(":")[2])
+        yield from (found[2] for found in _SECRET_PARAMETER.finditer(value))

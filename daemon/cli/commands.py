@@ -8,19 +8,21 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from daemon.cli.changes import cleanup, compact, expire, forget, pause, resume, resync
 from daemon.cli.examination import doctor, history, inspect, show, snapshots, verify
 from daemon.cli.invocation import (
     PATTERN_FAILED,
     ConfigPath,
     TableNames,
     config_path,
-    hide_environment,
+    hide_secrets,
     load,
     load_both,
     load_valid,
@@ -30,11 +32,8 @@ from daemon.cli.invocation import (
     say_found,
     seconds,
 )
-from daemon.cli.maintenance import cleanup, compact, expire
-from daemon.cli.requests import forget, pause, resume, resync
-from daemon.config.redaction import masked
 from daemon.errors import ConfigInvalid, StateInUse, SyncError
-from daemon.masking import scrub
+from daemon.masking import masked, scrub
 from daemon.telemetry import ENDPOINT, switched_on
 from daemon.texts import printable
 
@@ -45,12 +44,7 @@ if TYPE_CHECKING:
 WATCH_INTERVAL_S = 2.0
 
 app = typer.Typer(
-    name="dvsync",
-    help="Keeps Apache Iceberg tables in step with Delta Lake tables, deletion vectors included, without copying data.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
+    name="dvsync", no_args_is_help=True, add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None
 )
 config_app = typer.Typer(help="Check the configuration.", no_args_is_help=True, rich_markup_mode=None)
 app.add_typer(config_app, name="config")
@@ -71,13 +65,12 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def dvsync(
-    context: typer.Context,
     config: ConfigPath = None,
     _version: Annotated[
         bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_print_version)
     ] = False,
 ) -> None:
-    context.obj = config
+    """Keeps Apache Iceberg tables in step with Delta Lake tables, deletion vectors included, without copying data."""
 
 
 @app.command()
@@ -90,7 +83,7 @@ def run(context: typer.Context, config: ConfigPath = None) -> None:
     from daemon.service.run import run_daemon  # noqa: PLC0415 - each command imports what it uses, and nothing else
 
     with reported_errors():
-        ending = run_daemon(lambda: load(context, config, ask_pyiceberg=True), version("dvsync"))
+        ending = run_daemon(lambda: load(context, ask_pyiceberg=True), version("dvsync"))
     sys.stdout.flush()
     # The interpreter's own exit would wait for a thread that still waits for a store.
     os._exit(1 if ending.lost_lease else 0)
@@ -120,7 +113,7 @@ def sync(
         raise typer.BadParameter("needs --wait", param_hint="--min-version")
     from rich.console import Console  # noqa: PLC0415
 
-    from daemon.cli.console import SyncProgress, verdict_line  # noqa: PLC0415
+    from daemon.cli.console import TableProgress, progress_bars, verdict_line  # noqa: PLC0415
     from daemon.cli.operations import sync_tables  # noqa: PLC0415
     from daemon.cli.tables import find_gone, find_tables  # noqa: PLC0415
     from daemon.cli.waiting import FAILED, SHOWN, wait_for_version  # noqa: PLC0415
@@ -128,7 +121,7 @@ def sync(
     codes, names, failed = {SHOWN}, tables or [], set[str]()
     with reported_errors():
         deadline_s = time.monotonic() + timeout_s
-        configured, settings = load_both(context, config, names)
+        configured, settings = load_both(context, names)
         log_to_stderr(settings.log, has_verdicts=True)
         if not tables and PATTERN_FAILED in context.meta:
             codes.add(FAILED)
@@ -141,8 +134,9 @@ def sync(
         chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
         try:
-            with SyncProgress(console) as progress:
-                for table, done in sync_tables(settings, chosen, progress.of_table, full=full, gone=gone):
+            with progress_bars(console) as bars:
+                progress_of = partial(TableProgress, bars)
+                for table, done in sync_tables(settings, chosen, progress_of, full=full, gone=gone):
                     if done.error is not None:
                         codes.add(FAILED)
                         failed.add(table.name)
@@ -190,7 +184,7 @@ def status(
 
     def find() -> tuple[list[str], list[TableStatus]]:
         with reported_errors():
-            lines, found = find_statuses(context, config, tables or ())
+            lines, found = find_statuses(context, tables or ())
             if tables:
                 names = {*select_names(tables, [status.name for status in found])}
                 found = [status for status in found if status.name in names]
@@ -236,9 +230,9 @@ def init(
     from daemon.cli.init import write_configuration  # noqa: PLC0415
 
     with reported_errors():
-        hide_environment()
+        hide_secrets()
         log_to_stderr()
-        write_configuration(config_path(context, config), places, typer.echo)
+        write_configuration(config_path(context), places, typer.echo)
 
 
 for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync, forget, compact, expire, cleanup):
@@ -255,11 +249,11 @@ def healthcheck(
     from daemon.cli.probe import Answer, ask  # noqa: PLC0415
 
     with reported_errors():
-        health: HealthSettings | None = load_valid(context, config, "health")[0].health
+        health: HealthSettings | None = load_valid(context, "health")[0].health
         if health and health.port == 0:
             from daemon.cli.report import NO_DAEMON_KNOWN, find_address  # noqa: PLC0415
 
-            health = find_address(load_valid(context, config, "health", "state", "share")[0])
+            health = find_address(load_valid(context, "health", "state", "share")[0])
         answer = ask(health, "readyz" if ready else "livez") if health else Answer(False, NO_DAEMON_KNOWN)
     typer.echo(answer.text)
     raise typer.Exit(0 if answer.is_well else 1)
@@ -277,7 +271,7 @@ def setup(
     from daemon.spark.setup import fetch_jars  # noqa: PLC0415
 
     with reported_errors():
-        spark = with_stores(with_readers(load(context, config, optional=True, quiet=True)))
+        spark = with_stores(with_readers(load(context, optional=True, quiet=True)))
         typer.echo(fetch_jars(with_s3_jars(spark) if s3 else spark))
 
 
@@ -304,13 +298,13 @@ def check(
     from daemon.cli.tables import refused_tables, tables_in_two_places, targets_that_may_be_one  # noqa: PLC0415
 
     with reported_errors():
-        settings = load(context, config, quiet=True, ask_pyiceberg=True)
+        settings = load(context, quiet=True, ask_pyiceberg=True)
         if refused := list(refused_tables(settings)):
             raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
     signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
     patterns = sum(table.is_pattern for table in settings.tables)
     typer.echo(
-        f"{config_path(context, config)}: the configuration is valid\n"
+        f"{config_path(context)}: the configuration is valid\n"
         f"state: {masked(settings.state.url)}\n"
         f"catalogs: {', '.join(settings.catalogs) or 'none'}\n"
         f"share: {settings.share}\n"

@@ -20,7 +20,7 @@ from rich.text import Text
 
 from daemon.errors import SyncError
 from daemon.status.table_status import SyncState, TableStatus, worst_first
-from daemon.status.wording import count_states, differing_text, paused_text, resync_text, size_text, unverified_text
+from daemon.status.wording import count_states, differing_text, paused_text, resync_text, size_text
 from daemon.texts import counted, iso_time, printable, span
 from daemon.verify.findings import hint_for
 
@@ -139,8 +139,8 @@ def _notes(status: TableStatus) -> Iterator[str]:
         yield resync_text(status)
     if status.proof and not status.proof.is_right:
         yield f"{differing_text(status.proof)}. {hint_for(status.name, status.proof.differences)}"
-    if status.verify_error:
-        yield f"{unverified_text(status.verify_error)} ({status.verify_error.hint})"
+    if error := status.verify_error:
+        yield f"cannot be verified since {error.since}: {error.kind}: {error.message} ({error.hint})"
 
 
 def _or_dash(value: int | None) -> str:
@@ -248,15 +248,10 @@ def proof_lines(name: str, proof: Proof | SyncError) -> list[str]:
     return [*lines, f"  {hint_for(name, proof.findings.counts)}"]
 
 
-class SyncProgress(Progress):
-    """Progress bars for the long steps of `dvsync sync`, on a terminal only."""
-
-    def __init__(self, console: Console) -> None:
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-        super().__init__(*columns, console=console, transient=True, disable=not console.is_terminal)
-
-    def of_table(self, name: str) -> TableProgress:
-        return TableProgress(self, name)
+def progress_bars(console: Console) -> Progress:
+    """Progress bars for the long steps of a command, on a terminal only."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @dataclass(frozen=True)

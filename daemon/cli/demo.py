@@ -6,7 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -119,12 +119,8 @@ def _spark() -> Iterator[SparkSession]:
         # By default PyIceberg 0.12 reads no INT96 timestamps in a table of format version 3.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }
-    pipeline = SparkPipeline(SparkSettings(conf=conf))
-    try:
-        with pipeline.session() as spark:
-            yield spark
-    finally:
-        pipeline.close()
+    with closing(SparkPipeline(SparkSettings(conf=conf))) as pipeline, pipeline.session() as spark:
+        yield spark
 
 
 def _play(spark: SparkSession, parts: Parts, source: str) -> Iterator[tuple[str, list[str]]]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -57,7 +57,7 @@ def doctor(
 
     examined: list[tuple[str, Diagnosis | SyncError]] = []
     with reported_errors():
-        settings, troubles = with_found_tables(load(context, config, optional=True, quiet=True))
+        settings, troubles = with_found_tables(load(context, optional=True, quiet=True))
         left_out = {} if tables else troubles
         chosen: Sequence[TableSettings] = ()
         if settings.tables or not left_out:
@@ -107,7 +107,7 @@ def verify(
     """
     from rich.console import Console  # noqa: PLC0415
 
-    from daemon.cli.console import SyncProgress, proof_lines  # noqa: PLC0415
+    from daemon.cli.console import TableProgress, progress_bars, proof_lines  # noqa: PLC0415
     from daemon.cli.operations import verify_tables  # noqa: PLC0415
     from daemon.verify.findings import Level, Sample, Scope, as_json_object  # noqa: PLC0415
 
@@ -117,9 +117,9 @@ def verify(
     scope = Scope(level, Sample.of(sample), at)
     failed, results = False, []
     with reported_errors():
-        settings, chosen, failed = load_chosen(context, config, tables)
-        with SyncProgress(Console(stderr=True)) as progress:
-            for table, proof in verify_tables(settings, chosen, progress.of_table, scope):
+        settings, chosen, failed = load_chosen(context, tables)
+        with progress_bars(Console(stderr=True)) as bars:
+            for table, proof in verify_tables(settings, chosen, partial(TableProgress, bars), scope):
                 failed = failed or isinstance(proof, SyncError) or not proof.is_right
                 results.append(as_json_object(table.name, proof))
                 if not as_json:
@@ -130,15 +130,15 @@ def verify(
 
 
 @contextmanager
-def _opened_table(context: typer.Context, config: Path | None, name: str) -> Iterator[tuple[TableContext, Table]]:
+def _opened_table(context: typer.Context, name: str) -> Iterator[tuple[TableContext, Table]]:
     """Load an Iceberg table, to read it beside a running daemon. Errors inside are reported."""
-    from daemon.cli.tables import find_table  # noqa: PLC0415
+    from daemon.cli.tables import find_tables  # noqa: PLC0415
     from daemon.service.assembly import open_parts  # noqa: PLC0415
     from daemon.sync.context import as_sync_errors  # noqa: PLC0415
 
     with reported_errors():
-        settings = load_both(context, config, [name])[1]
-        table = find_table(settings, name)
+        settings = load_both(context, [name])[1]
+        (table,) = find_tables(settings, [name], one=True)
         with open_parts(settings) as parts, as_sync_errors(table.name):
             opened = parts.context(table)
             yield opened, opened.load_table()
@@ -158,7 +158,7 @@ def show(
     from daemon.cli.details import table_lines  # noqa: PLC0415
     from daemon.status.snapshots import show_table  # noqa: PLC0415
 
-    with _opened_table(context, config, table) as (opened, iceberg):
+    with _opened_table(context, table) as (opened, iceberg):
         shown = show_table(opened.settings.name, iceberg)
     say_found(shown, table_lines(shown), as_json=as_json)
 
@@ -190,7 +190,7 @@ def snapshots(
 
     with reported_errors():
         at_ms = parse_time_ms(timestamp) if timestamp is not None else None
-    with _opened_table(context, config, table) as (opened, iceberg):
+    with _opened_table(context, table) as (opened, iceberg):
         choice = None if delta_version is None else choose_by_version(iceberg, delta_version)
         if at_ms is not None:
             choice = choose_by_time(iceberg, opened.log, at_ms)
@@ -220,7 +220,7 @@ def inspect(
     from daemon.status.deletions import inspect_file, inspect_table  # noqa: PLC0415
 
     found: TableDeletions | FileDetail
-    with _opened_table(context, config, table) as (opened, iceberg):
+    with _opened_table(context, table) as (opened, iceberg):
         if file is not None:
             found = inspect_file(opened, iceberg, file, ranges_max=limit * 10)
             lines = file_lines(found)
@@ -244,11 +244,11 @@ def history(
     from daemon.status.table_status import run_status  # noqa: PLC0415
 
     with reported_errors():
-        settings, is_valid = load_valid(context, config, "state", "share")
+        settings, is_valid = load_valid(context, "state", "share")
         try:
             runs = read_runs(settings, table, limit)
         except ConfigInvalid:
             if not is_valid:
-                load(context, config)  # Raises: the table's entry may be the faulty one.
+                load(context)  # Raises: the table's entry may be the faulty one.
             raise
     say_found([run_status(run) for run in runs], run_lines(runs), as_json=as_json)

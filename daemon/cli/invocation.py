@@ -13,21 +13,28 @@ from typing import Annotated, Literal
 import msgspec
 import typer
 
-from daemon.config.redaction import SECRET_KEY, find_secrets
 from daemon.config.settings import LogSettings, Settings, TableSettings
 from daemon.config.value_types import ENV_PREFIX, duration_s
 from daemon.errors import ConfigInvalid, SyncError
-from daemon.masking import hide
+from daemon.masking import SECRET_KEY, find_secrets, hide
 from daemon.observe.log import configure_logging
 from daemon.texts import printable
 
-DEFAULT_CONFIG = Path("config.yaml")
 # Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
 PATTERN_FAILED = "dvsync.pattern_failed"
 
+
+def _keep_path(context: typer.Context, path: Path | None) -> None:
+    if path:
+        context.find_root().obj = path
+
+
+# Of the command or of `dvsync` itself. `config_path` has it, so that no command passes it on.
 ConfigPath = Annotated[
     Path | None,
-    typer.Option("--config", help="The configuration file (config.yaml, or $DVSYNC_CONFIG).", metavar="PATH"),
+    typer.Option(
+        "--config", help="The configuration file (config.yaml, or $DVSYNC_CONFIG).", metavar="PATH", callback=_keep_path
+    ),
 ]
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="The table's name in the configuration.")]
 TableNames = Annotated[
@@ -39,60 +46,49 @@ ChosenTables = Annotated[
 ]
 
 
-def config_path(context: typer.Context, config: Path | None) -> Path:
+def config_path(context: typer.Context) -> Path:
     from_environment = os.environ.get(f"{ENV_PREFIX}CONFIG")
-    return config or context.find_root().obj or (Path(from_environment) if from_environment else DEFAULT_CONFIG)
+    return context.find_root().obj or Path(from_environment or "config.yaml")
 
 
 def load(
-    context: typer.Context,
-    config: Path | None,
-    *,
-    optional: bool = False,
-    quiet: bool = False,
-    ask_pyiceberg: bool = False,
+    context: typer.Context, *, optional: bool = False, quiet: bool = False, ask_pyiceberg: bool = False
 ) -> Settings:
     """`optional`: without a file, those of the environment. `quiet`: for a command with a result, log to stderr."""
     from daemon.config.load import load_settings  # noqa: PLC0415
 
-    path = config_path(context, config)
-    is_wanted = not optional or config or context.find_root().obj or path.exists()
-    settings = _without_secrets_shown(load_settings(path, None if is_wanted else "{}", ask_pyiceberg=ask_pyiceberg))
+    path = config_path(context)
+    is_wanted = not optional or context.find_root().obj or path.exists()
+    settings = load_settings(path, None if is_wanted else "{}", ask_pyiceberg=ask_pyiceberg)
+    hide_secrets(settings)
     if quiet:
         log_to_stderr(settings.log)
     return settings
 
 
-def load_valid(context: typer.Context, config: Path | None, *sections: str) -> tuple[Settings, bool]:
+def load_valid(context: typer.Context, *sections: str) -> tuple[Settings, bool]:
     """The settings, of which only these sections may be used, and whether the others are valid, too."""
     from daemon.config.load import load_sections  # noqa: PLC0415
 
-    settings, is_valid = load_sections(config_path(context, config), *sections)
+    settings, is_valid = load_sections(config_path(context), *sections)
     log_to_stderr()
-    return _without_secrets_shown(settings), is_valid
+    hide_secrets(settings)
+    return settings, is_valid
 
 
-def _without_secrets_shown(settings: Settings) -> Settings:
-    hide(settings.secrets())
-    hide_environment()
-    return settings
-
-
-def load_chosen(
-    context: typer.Context, config: Path | None, names: Sequence[str] | None
-) -> tuple[Settings, list[TableSettings], bool]:
+def load_chosen(context: typer.Context, names: Sequence[str] | None) -> tuple[Settings, list[TableSettings], bool]:
     """The settings of `load_both`, the tables that `names` names, and whether these lack tables of a failed pattern."""
     from daemon.cli.tables import find_tables  # noqa: PLC0415
 
-    settings = load_both(context, config, names or ())[1]
+    settings = load_both(context, names or ())[1]
     return settings, find_tables(settings, names or ()), not names and PATTERN_FAILED in context.meta
 
 
-def load_both(context: typer.Context, config: Path | None, wanted: Sequence[str] = ()) -> tuple[Settings, Settings]:
+def load_both(context: typer.Context, wanted: Sequence[str] = ()) -> tuple[Settings, Settings]:
     """The settings as written, and with the tables that patterns find. Prints what fails, unless `wanted` are found."""
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
 
-    configured = load(context, config, quiet=True)
+    configured = load(context, quiet=True)
     settings, troubles = with_found_tables(configured)
     if not wanted or not {table.name for table in settings.tables}.issuperset(wanted):
         for about, trouble in troubles.items():
@@ -101,7 +97,9 @@ def load_both(context: typer.Context, config: Path | None, wanted: Sequence[str]
     return configured, settings
 
 
-def hide_environment() -> None:
+def hide_secrets(settings: Settings | None = None) -> None:
+    """Mask the secrets of the environment, and of the settings, in all that is printed and logged."""
+    hide(settings.secrets() if settings else ())
     hide(value for name, value in os.environ.items() if SECRET_KEY.search(name) and not name.endswith("_FILE"))
     for name, value in os.environ.items():
         if name.startswith("OTEL_"):

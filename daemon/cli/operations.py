@@ -1,9 +1,13 @@
-"""The commands that read or change tables, except `dvsync run`, which is in `service/run.py`."""
+"""The commands that read or change tables, except `dvsync run`, which is in `service/run.py`.
+
+They take the tables one after the other, and yield the result or the error of each: it does not stop the others. After
+a signal, no other table is started. All raise StateStoreAway.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from fnmatch import fnmatchcase
 from threading import Event
 from typing import TypeVar
@@ -58,11 +62,9 @@ def sync_tables(
     full: bool,
     gone: Sequence[GoneTable] = (),
 ) -> Iterator[tuple[TableSettings, CycleResult]]:
-    """Bring each of `tables` up to date, one after the other, and yield the result of each cycle.
+    """Bring each of `tables` up to date, and yield the result of each cycle. `full` rewrites them from Delta's state.
 
-    `full` rewrites the tables from Delta's whole state. People are notified of the `gone` tables whose folders have
-    vanished, each once. An error of one table does not stop the others. After a signal, no other table is started.
-    Raises StateStoreAway.
+    People are notified of the `gone` tables whose folders have vanished, each once.
     """
     stop = Event()
     # A cycle only reads the event, so setting it inside a signal handler cannot block.
@@ -133,10 +135,10 @@ def tables_to_examine(
 def examine_tables(
     settings: Settings, tables: Sequence[TableSettings]
 ) -> Iterator[tuple[TableSettings, Diagnosis | SyncError]]:
-    """Diagnose each of these tables, and yield the diagnosis or the error. Large ones share one Spark session."""
+    """Diagnose each of these tables. Large ones share one Spark session."""
     clock = SystemClock()
-    spark = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
-    try:
+    pipeline = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
+    with closing(pipeline) as spark:
         for table in tables:
             properties = settings.file_properties(table.catalog)
             log = DeltaLog(FileIOStorage(properties), table.source, clock)
@@ -144,8 +146,6 @@ def examine_tables(
                 yield table, diagnose(table, log, spark, properties)
             except Exception as error:
                 yield table, _known(table.name, error)
-    finally:
-        spark.close()
 
 
 def _known(name: str, raised: Exception) -> SyncError:
@@ -159,10 +159,9 @@ def _known(name: str, raised: Exception) -> SyncError:
 def verify_tables(
     settings: Settings, tables: Sequence[TableSettings], progress_of: Callable[[str], Progress], scope: Scope
 ) -> Iterator[tuple[TableSettings, Proof | SyncError]]:
-    """Compare each of these Iceberg tables with its Delta table, and yield the result or the error.
+    """Compare each of these Iceberg tables with its Delta table. Only reads them, so it may run beside a daemon.
 
-    The tables are only read, so this may run beside a daemon. The state store records a verification of all files of
-    what is shown now. After a signal, no other table is started. Raises StateStoreAway.
+    The state store records a verification of all files of what is shown now.
     """
     stop = Event()
     settings = settings.model_copy(update={"spark": with_iceberg_jar(settings.spark)})
@@ -194,14 +193,13 @@ def forget_tables(
 ) -> Iterator[str | SyncError]:
     """Remove tables that are gone from the state database, all or those `wanted`. Yields a line or an error for each.
 
-    `settings` is `configured` with the tables that patterns find. With `drop`, first drop their Iceberg tables and
-    remove the files that dvsync wrote for them; a pattern that finds no table any more is not trusted. Raises
-    ConfigInvalid, StateStoreAway.
+    `settings` is `configured` with the tables that patterns find. With `drop`, first drop their Iceberg tables and the
+    files that dvsync wrote for them; a pattern that finds no table any more is not trusted. Raises ConfigInvalid.
     """
     with ExitStack() as opened:
         parts = opened.enter_context(open_parts(settings))
         records = select_gone(settings, parts.store, wanted)
-        statuses = ask_for_tables(settings).statuses
+        statuses, _ = ask_for_tables(settings)
         if statuses is None:
             # A daemon that does not answer may follow them.
             try:
@@ -276,11 +274,7 @@ def _drop(parts: Parts, record: TableRecord) -> str:
 def maintain_tables(
     settings: Settings, tables: Sequence[TableSettings], verb: Callable[[Maintainer, Event], T], *, alone: bool
 ) -> Iterator[tuple[TableSettings, T | SyncError]]:
-    """Do one part of the maintenance of each of `tables`, one after the other, and yield the results and the errors.
-
-    Work that commits needs `alone`: it takes the lease, so that no daemon works on the same state. After a signal, no
-    other table is started. Raises StateStoreAway.
-    """
+    """Do one part of the maintenance of each of `tables`. Work that commits is done `alone`: it takes the lease."""
     stop = Event()
     with ExitStack() as opened:
         opened.enter_context(StopSignals(stop.set, grace_s=STOP_GRACE_S))

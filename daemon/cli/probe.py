@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException
-from urllib.parse import quote
 
 from daemon.config.settings import HealthSettings
 
@@ -19,23 +18,14 @@ class Answer:
     text: str
 
 
-def ask(health: HealthSettings, path: str) -> Answer:
-    """GET `path` of the daemon. If the daemon does not answer, the result says so; nothing is raised."""
-    return _exchange(health, "GET", path, {})
-
-
-def ask_to_sync(health: HealthSettings, table: str) -> Answer:
-    """Ask the daemon to poll a table now, with `health.token`."""
-    headers = {"authorization": f"Bearer {health.token}"}
-    return _exchange(health, "POST", f"api/tables/{quote(table)}/sync", headers)
-
-
 def url_of(health: HealthSettings) -> str:
     host = ANY.get(health.host, health.host)
     return f"http://{f'[{host}]' if ':' in host else host}:{health.port}"
 
 
-def _exchange(health: HealthSettings, method: str, path: str, headers: dict[str, str]) -> Answer:
+def ask(health: HealthSettings, path: str, *, token: str | None = None) -> Answer:
+    """GET `path` of the daemon, or POST to it with a token. If it does not answer, the result says so."""
+    method, headers = ("POST", {"authorization": f"Bearer {token}"}) if token else ("GET", {})
     # Proxies of the environment do not count here: they cannot reach this machine's loopback address.
     connection = HTTPConnection(ANY.get(health.host, health.host), health.port, timeout=TIMEOUT_S)
     url = f"{url_of(health)}/{path}"

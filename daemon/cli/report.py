@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 import msgspec
@@ -20,38 +18,28 @@ from daemon.status.table_status import TableStatus
 from daemon.sync.memory import open_store
 from daemon.web.answers import DaemonInfo, Readiness
 
-
-@dataclass(frozen=True)
-class Report:
-    """What the running daemon says. `statuses` is None unless a daemon with our state database follows the tables.
-
-    `lines` say who answered or why nobody did, and what is wrong with the daemon itself.
-    """
-
-    statuses: list[TableStatus] | None
-    lines: list[str]
-
-
+# What the running daemon says: its tables, None unless it has our state database and follows them; and lines on who
+# answered or why nobody did, and on what is wrong with the daemon itself.
+Report = tuple[list[TableStatus] | None, list[str]]
 NO_DAEMON_KNOWN = "no daemon is known: health.port is 0, which takes any free port"
 
 
-def find_statuses(
-    context: typer.Context, config: Path | None, wanted: Sequence[str]
-) -> tuple[list[str], list[TableStatus]]:
+def find_statuses(context: typer.Context, wanted: Sequence[str]) -> tuple[list[str], list[TableStatus]]:
     """Return lines about the daemon, and every table as the daemon shows it, or else by the state database."""
-    settings, is_valid = load_valid(context, config, "state", "share", "health")
-    report = ask_for_tables(settings)
-    if report.statuses is not None:
-        faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
-        lines = [*report.lines, *([] if is_valid else [f"{config_path(context, config)} {faulty}"])]
-        followed = {status.name for status in report.statuses}
+    settings, is_valid = load_valid(context, "state", "share", "health")
+    statuses, lines = ask_for_tables(settings)
+    if statuses is not None:
+        if not is_valid:
+            faulty = "has faults, which `dvsync config check` lists; the daemon keeps its former configuration"
+            lines.append(f"{config_path(context)} {faulty}")
+        followed = {status.name for status in statuses}
         for table in settings.tables if is_valid else ():
             if not table.is_pattern and table.name not in followed and settings.share.owns(table.target):
                 lines.append(f"{table.name}: the daemon does not follow it yet; SIGHUP makes it read the configuration")
-        return lines, report.statuses
-    configured, settings = load_both(context, config, wanted)
+        return lines, statuses
+    configured, settings = load_both(context, wanted)
     statuses, moved = read_statuses(configured, settings)
-    lines = [*report.lines, "what follows is from the state database", *moved]
+    lines += ["what follows is from the state database", *moved]
     if settings.share.count > 1:
         others = sum(not settings.share.owns(table.target) for table in settings.tables)
         lines.append(f"share {settings.share}; tables of other shares: {others}")
@@ -61,17 +49,18 @@ def find_statuses(
 def ask_for_tables(settings: Settings) -> Report:
     """Ask the daemon of these settings, or the holder of the lease if that has another address. Nothing is raised."""
     configured = settings.health
-    report = Report(None, [NO_DAEMON_KNOWN])
+    report: Report = (None, [NO_DAEMON_KNOWN])
     if configured.port != 0:
         report = _ask_at(configured, settings)
-    held = None if report.statuses is not None else find_address(settings)
+    held = None if report[0] is not None else find_address(settings)
     if held is None or url_of(held) == url_of(configured):
         return report
-    other = _ask_at(held, settings)
-    if other.statuses is None:
+    statuses, lines = _ask_at(held, settings)
+    if statuses is None:
         return report
-    elsewhere = [f"it answers at {url_of(held)}, not at {url_of(configured)} as configured"] if configured.port else []
-    return Report(other.statuses, [*other.lines, *elsewhere])
+    if configured.port:
+        lines.append(f"it answers at {url_of(held)}, not at {url_of(configured)} as configured")
+    return statuses, lines
 
 
 def find_address(settings: Settings) -> HealthSettings | None:
@@ -87,7 +76,7 @@ def find_address(settings: Settings) -> HealthSettings | None:
 def _ask_at(health: HealthSettings, settings: Settings) -> Report:
     answer = ask(health, "api/daemon")
     if not answer.is_well:
-        return Report(None, [f"no daemon: {answer.text}"])
+        return None, [f"no daemon: {answer.text}"]
     url = url_of(health)
     try:
         info = msgspec.json.decode(answer.text, type=DaemonInfo)
@@ -95,13 +84,13 @@ def _ask_at(health: HealthSettings, settings: Settings) -> Report:
             has = f"follows share {info.share}, not {settings.share}"
             if info.state != settings.state.place:
                 has = f"has another state database, {info.state}"
-            return Report(None, [f"no daemon: the one at {url} {has}"])
+            return None, [f"no daemon: the one at {url} {has}"]
         share = f", share {info.share}" if settings.share.count > 1 else ""
         line = f"daemon: {info.process}, dvsync {info.version}{share}"
         ready = msgspec.json.decode(ask(health, "readyz").text, type=Readiness)
         lines = [line, *(f"not ready: {each.reason}" for each in ready.reasons if each.table is None)]
         if info.stands_by:
-            return Report(None, lines)
-        return Report(msgspec.json.decode(ask(health, "api/tables").text, type=list[TableStatus]), lines)
+            return None, lines
+        return msgspec.json.decode(ask(health, "api/tables").text, type=list[TableStatus]), lines
     except msgspec.DecodeError:
-        return Report(None, [f"no daemon: what answers at {url} is not a dvsync of this version"])
+        return None, [f"no daemon: what answers at {url} is not a dvsync of this version"]

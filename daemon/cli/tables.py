@@ -73,12 +73,12 @@ def _gone_among(settings: Settings, records: Iterable[TableRecord]) -> list[Tabl
     return gone_among(records, own, settings.share)
 
 
-def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings]:
-    """Return the tables that `wanted` names, or all of our share. Raises ConfigInvalid for others."""
+def find_tables(settings: Settings, wanted: Sequence[str], *, one: bool = False) -> list[TableSettings]:
+    """Return the tables that `wanted` names, or all of our share. Raises ConfigInvalid for others; `one` as below."""
     known, share = {table.name: table for table in settings.tables}, settings.share
     _check_gone(settings, [name for name in wanted if name not in known and "*" not in name])
     own = [name for name, table in known.items() if share.owns(table.target)]
-    names = select_names(wanted, own, known) if wanted else own
+    names = select_names(wanted, own, known, one=one) if wanted else own
     others = {name: owner for name in names if (owner := share.owner_of(known[name].target)) != share}
     if others:
         raise ConfigInvalid(
@@ -89,19 +89,6 @@ def find_tables(settings: Settings, wanted: Sequence[str]) -> list[TableSettings
             hint="Run the command with the share's own DVSYNC_SHARE and DVSYNC_STATE__URL.",
         )
     return [known[name] for name in names]
-
-
-def find_table(settings: Settings, wanted: str) -> TableSettings:
-    """Return the one table that `wanted` names. Raises ConfigInvalid as `find_tables` does, and if it names several."""
-    found = find_tables(settings, [wanted])
-    if len(found) > 1:
-        raise _several(wanted, [table.name for table in found])
-    return found[0]
-
-
-def _several(wanted: str, names: Sequence[str]) -> ConfigInvalid:
-    hint = f"Name one of them: {', '.join(names[:LISTED_MAX])}."
-    return ConfigInvalid(f"{wanted} stands for {len(names)} tables", hint=hint)
 
 
 def _check_gone(settings: Settings, names: Sequence[str]) -> None:
@@ -121,9 +108,17 @@ def _check_gone(settings: Settings, names: Sequence[str]) -> None:
 
 
 def select_names(
-    wanted: Sequence[str], listed: Collection[str], known: Collection[str] = (), *, what: str = "tables"
+    wanted: Sequence[str],
+    listed: Collection[str],
+    known: Collection[str] = (),
+    *,
+    what: str = "tables",
+    one: bool = False,
 ) -> list[str]:
-    """Return the `wanted` names, each once, or what `*` matches of the `listed`. Raises ConfigInvalid otherwise."""
+    """Return the `wanted` names, each once, or what `*` matches of the `listed`. Raises ConfigInvalid otherwise.
+
+    With `one`, it is raised as well if the one that is wanted stands for several.
+    """
     selected: dict[str, None] = {}
     unknown = []
     for name in wanted:
@@ -144,6 +139,9 @@ def select_names(
         else:
             hint = f"`dvsync status` lists the {len(names)} {what}."
         raise ConfigInvalid("\n".join(f"{name}: no such table" for name in unknown), hint=hint)
+    if one and len(selected) > 1:
+        hint = f"Name one of them: {', '.join([*selected][:LISTED_MAX])}."
+        raise ConfigInvalid(f"{wanted[0]} stands for {len(selected)} tables", hint=hint)
     return list(selected)
 
 
@@ -220,8 +218,7 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
     """Return each table's status from the state store and its Delta log. Works beside a running daemon.
 
     `settings` is `configured` with the tables that patterns find. If a Delta log cannot be read, the fields that come
-    from it are null. The second list describes the tables whose names the state store has for other places. Raises
-    StateStoreAway.
+    from it are null. The second list describes the tables whose names the state store has for other places.
     """
     clock = SystemClock()
     with open_store(settings, reads_only=True) as store:
@@ -278,7 +275,5 @@ def read_runs(settings: Settings, name: str, runs_max: int) -> list[SyncRun]:
     configured = [table.name for table in settings.tables if not table.is_pattern]
     with open_store(settings, reads_only=True) as store:
         ids = {record.name: record.id for record in store.list_tables()}
-        found = select_names([name], {**dict.fromkeys(configured), **ids})
-        if len(found) > 1:
-            raise _several(name, found)
-        return store.list_runs(ids[found[0]], runs_max=runs_max) if found[0] in ids else []
+        (found,) = select_names([name], {**dict.fromkeys(configured), **ids}, one=True)
+        return store.list_runs(ids[found], runs_max=runs_max) if found in ids else []

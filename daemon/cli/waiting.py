@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
+from urllib.parse import quote
 
-from daemon.cli.probe import ask_to_sync
+from daemon.cli.probe import ask
 from daemon.config.settings import Settings, TableSettings
 from daemon.errors import SyncError
 from daemon.iceberg.marker import shown_by
@@ -32,8 +33,8 @@ def wait_for_version(
     """Yield a verdict for each table, as soon as it shows `min_version`, is held up, or the deadline has passed.
 
     Without `min_version`, it is the newest version that the Delta table has now; unless the tables were named, those
-    that wait for a Delta table are passed over. With a token, the daemon is asked to
-    check both tables at once. `deadline_s` is on the monotonic clock. Raises ObjectStoreAway, StateStoreAway.
+    that wait for a Delta table are passed over. With a token, the daemon is asked to check both tables at once.
+    `deadline_s` is on the monotonic clock. Raises ObjectStoreAway, StateStoreAway.
     """
     with open_parts(settings) as parts:
         store, clock = parts.store, parts.clock
@@ -53,7 +54,7 @@ def wait_for_version(
         if settings.health.token:
             for table in tables:
                 # Without an answer, the daemon syncs at its next poll.
-                ask_to_sync(settings.health, table.name)
+                ask(settings.health, f"api/tables/{quote(table.name)}/sync", token=settings.health.token)
         while waiting:
             is_late, records, interval_s = clock.monotonic_s() >= deadline_s, store.list_tables(), POLL_INTERVAL_S
             for table, wanted in list(waiting.values()):

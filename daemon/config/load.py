@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import json
+import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from daemon.config.checks import find_faults, find_unknown_properties
-from daemon.config.document import read_document
-from daemon.config.fault_lines import fault_line
+from daemon.config.fault_lines import GONE_KEYS, fault_line, find_replacement
 from daemon.config.readable import Readable
 from daemon.config.settings import Settings
 from daemon.config.value_types import ENV_PREFIX, with_dotted_auth
-from daemon.config.variables import find_variables, read_variables
 from daemon.errors import ConfigInvalid
 
 # The sections that are lists. Of these, a faulty entry is left out alone.
 LISTS = ("tables", "hooks")
+_OPEN_BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}
+# How many keys are around a property of PyIceberg.
+AROUND_PROPERTIES = {"storage": 1, "catalogs": 2}
+# Only these properties of PyIceberg, both of its SQL catalog, are spelled with underscores.
+UNDERSCORED = ("init_catalog_tables", "pool_pre_ping")
 
 
 def load_settings(path: Path, text: str | None = None, *, ask_pyiceberg: bool = False) -> Settings:
@@ -52,15 +58,15 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
-    where = f"{path} or the {ENV_PREFIX}… variables" if any(find_variables()) else path
+    where = f"{path} or the {ENV_PREFIX}… variables" if any(_find_variables()) else path
     hint = f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, and its "
     return ConfigInvalid("\n".join(faults), hint=f"{hint}page shows the tables.")
 
 
 def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     """Return what is valid in the document and the environment, if anything is, and all faults."""
-    document, faults = read_document(path, text)
-    document = _merged(document, read_variables(faults))
+    document, faults = _read_document(path, text)
+    document = _merged(document, _read_variables(faults))
     if isinstance(catalogs := document.get("catalogs"), dict):
         document["catalogs"] = {name: with_dotted_auth(each) for name, each in catalogs.items()}
     readable = _validate(document, faults)
@@ -70,6 +76,126 @@ def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
     readable = readable.dereferenced(folder, faults).resolved(folder)
     faults += find_faults(readable)
     return readable, faults
+
+
+def _duplicate_keys(node: yaml.Node | None, seen: set[int], place: str = "") -> Iterator[str]:
+    """Find keys that a mapping has twice: PyYAML keeps the last. `seen` are nodes so far: one may contain itself."""
+    if id(node) in seen:
+        return
+    seen.add(id(node))
+    if isinstance(node, yaml.SequenceNode):
+        for number, each in enumerate(node.value):
+            yield from _duplicate_keys(each, seen, f"{place}[{number}]")
+    elif isinstance(node, yaml.MappingNode):
+        keys: set[str] = set()
+        for key, value in node.value:
+            name = key.value if isinstance(key, yaml.ScalarNode) else "?"
+            inner = f"{place}.{name}".removeprefix(".")
+            if name in keys - {"<<", "?"}:
+                yield f"{inner}: appears twice, the second time in line {key.start_mark.line + 1}"
+            keys.add(name)
+            yield from _duplicate_keys(value, seen, inner)
+
+
+def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
+    # PyYAML quotes the text at the fault. It may be a secret that was written without quotes, so cut it off.
+    problem = error.problem or error.context or ""
+    context, line = error.context or "", error.context_mark.line + 1 if error.context_mark else "?"
+    if context in _OPEN_BRACKETS:
+        bracket = _OPEN_BRACKETS[context]
+        return f"the {bracket!r} of line {line} is not closed before here, or a comma is missing", "Close it. "
+    if problem.startswith("expected "):
+        problem = problem.partition(", but ")[0] + (f", {context} that begins in line {line}" if context else "")
+        return problem, "Check the brackets, quotes and indentation up to there. "
+    if "'\\t'" in problem:
+        return "a tab where YAML wants spaces", "Indent with spaces. "
+    if "quoted" in context:
+        return f"the quote that begins in line {line} is not closed", "Close it, or leave it out. "
+    problem = problem.partition("'")[0].strip()
+    if problem.startswith("found"):
+        return problem, "Put text that begins with one of *&!%@` in quotes. "
+    return problem, "Check the indentation and the colons up to there. "
+
+
+def _read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
+    """Return the file's mapping and its duplicate keys. Raises ConfigInvalid if it cannot be parsed."""
+    example = "The config.yaml that comes with dvsync explains every key."
+    name_it = f"Name the configuration file with --config PATH. {example}"
+    hint = f"{example} A running daemon keeps its former configuration."
+    try:
+        loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
+    except OSError as error:
+        raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=name_it) from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=name_it) from error
+    try:
+        node = loader.get_single_node()
+        duplicates = [*_duplicate_keys(node, set())]
+        document = None if node is None else loader.construct_document(node)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark
+        where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        problem, advice = _problem_of(error)
+        raise ConfigInvalid(f"{where}{problem}", path=str(path), hint=advice + hint) from None
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError) as error:  # by tags without sense
+        is_deep = isinstance(error, RecursionError)
+        reason = "the file is nested too deeply" if is_deep else "the file contains an invalid date, number or tag"
+        raise ConfigInvalid(f"{path}: {reason}", hint=f"Correct the file. {hint}") from None
+    finally:
+        loader.dispose()
+    if document is None:
+        raise ConfigInvalid(f"{path}: the file is empty", hint=hint)
+    if not isinstance(document, dict):
+        raise ConfigInvalid(f"{path}: the top level must be a mapping of keys to values", hint=name_it)
+    return document, duplicates
+
+
+def _find_variables() -> Iterator[tuple[str, list[str]]]:
+    """Yield dvsync's variables, known or not, and the keys of their values: `health`, `port` of DVSYNC_HEALTH__PORT."""
+    for name in sorted(os.environ):
+        section, *keys = name.upper().removeprefix(ENV_PREFIX).lower().split("__")
+        # Another name without `__` may come from Kubernetes, for a service called dvsync: DVSYNC_PORT_8080_TCP.
+        if name.upper().startswith(ENV_PREFIX) and (keys or section in Settings.model_fields or section in GONE_KEYS):
+            yield name, [section, *keys]
+
+
+def _read_variables(faults: list[str]) -> dict[str, Any]:
+    """Return the settings of the variables. One that is not JSON, or of no section, is added to `faults`.
+
+    Names of properties follow PyIceberg's own: `__` for a dot, `_` for a dash. `DVSYNC_STORAGE__S3__ACCESS_KEY_ID` sets
+    `s3.access-key-id`. With `__FILE` at the end, the value is the path of a file that holds the property.
+    """
+    found: dict[str, Any] = {}
+    for name, keys in _find_variables():
+        if keys[0] not in Settings.model_fields:
+            replacement = find_replacement(keys[0])
+            reason = f"is no longer a setting: {replacement}" if replacement else "no such setting"
+            faults.append(f"{name} (environment): {reason}")
+            continue
+        value: Any = os.environ[name]
+        outer = AROUND_PROPERTIES.get(keys[0], len(keys))
+        if keys[outer:]:
+            in_file = keys[-1] == "file" and len(keys) > outer + 1
+            property_name = ".".join(keys[outer:-1] if in_file else keys[outer:])
+            if property_name not in UNDERSCORED:
+                property_name = property_name.replace("_", "-")
+            keys[outer:] = [property_name, "file"] if in_file else [property_name]
+        elif value[:1] in ("[", "{"):
+            try:
+                value = json.loads(value)
+            except ValueError:
+                faults.append(f"{keys[0]}: the value of {name} (environment) is not JSON")
+                continue
+        _put(found, keys, value)
+    return found
+
+
+def _put(found: dict[str, Any], path: list[str], value: object) -> None:
+    *outer, key = path
+    for each in outer:
+        inner = found.setdefault(each, {})
+        found = inner if isinstance(inner, dict) else {}
+    found[key] = value
 
 
 def _merged(document: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:

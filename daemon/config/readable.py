@@ -12,7 +12,8 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from daemon.config.settings import DefaultsSettings, HookSettings, Settings, StateSettings, TableSettings
-from daemon.config.value_types import SQLITE_FILE, URL, Reference, Secret
+from daemon.config.value_types import SQLITE_FILE, URL, Reference
+from daemon.masking import Secret
 from daemon.store.locations import normalize_location
 
 # Without a user and password, which Python's HTTP client takes for a part of the host.

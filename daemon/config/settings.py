@@ -26,11 +26,9 @@ from pydantic import (
     model_validator,
 )
 
-from daemon.config.redaction import find_secrets
 from daemon.config.share import ALL, Share
 from daemon.config.value_types import (
     URL,
-    USERINFO,
     Duration,
     Location,
     Properties,
@@ -40,6 +38,7 @@ from daemon.config.value_types import (
     sqlite_file,
     time_zone_name,
 )
+from daemon.masking import USERINFO, find_secrets
 
 DAY_S = 86_400
 

@@ -11,6 +11,8 @@ from zoneinfo import available_timezones
 from pydantic import AfterValidator, BeforeValidator, StringConstraints, ValidatorFunctionWrapHandler, WrapValidator
 from pytimeparse2 import parse as parse_timespan
 
+from daemon.masking import USERINFO
+
 ENV_PREFIX = "DVSYNC_"
 
 # Three slashes, then the path as it is: `sqlite:///var/x.db` is relative, `sqlite:////var/x.db` is not.
@@ -95,10 +97,6 @@ class Reference(str):
     """`file:PATH` or `env:NAME`. `load.py` replaces it by the text of that file or variable."""
 
 
-class Secret(str):
-    """A text that was read through a reference. It is never shown."""
-
-
 def or_reference(value: object, text: ValidatorFunctionWrapHandler) -> object:
     if not isinstance(value, Mapping):
         return text(value)
@@ -121,6 +119,3 @@ Properties = dict[str, Annotated[str, BeforeValidator(property_text), WrapValida
 # PyIceberg wants lists of them. Until then they are texts.
 SCOPES = ("auth.google.scopes", "auth.entra.scopes")
 URL = re.compile(r"^\w[\w+]*://")
-
-# In abfss://container@account the part before the @ is a container; in other URLs it is a user and perhaps a password.
-USERINFO = re.compile(r"(?<=://)(?<!abfss://)(?<!abfs://)(?<!wasbs://)(?<!wasb://)(?:[^/@\s]*:\S*|[^/@\s]*)@")

@@ -17,8 +17,9 @@ from daemon.delta.actions import Metadata
 from daemon.delta.features import FEATURES, FOR_WRITERS, check_features, check_protocol, is_readable, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
-from daemon.doctor.examination import Examination, ExaminationTask, examine_files
+from daemon.doctor.examination import Examination, ExaminationTask
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
+from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
@@ -110,8 +111,10 @@ def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[st
     if schema is None:
         return Diagnosis(settings.source, state.version, tuple(findings))
     findings += _checked("features", lambda: check_features(state.protocol, used_features(state.metadata)))
+    files, task = Examination(), ExaminationTask(schema, settings.source, properties)
     try:
-        files = examine_files(state, ExaminationTask(schema, settings.source, properties))
+        for each in state.map_adds(task, max(1, manifests_needed(state.files))):
+            files.add(each)
     except (CorruptInput, Unsupported) as error:
         return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
     findings += _of_files(files, settings, refused)

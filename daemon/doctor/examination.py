@@ -11,9 +11,7 @@ from pyiceberg.types import TimestamptzType
 
 from daemon.delta.actions import AddFile
 from daemon.delta.deletion_vector import find_place
-from daemon.delta.table_state import TableState
 from daemon.errors import SyncError
-from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspector
 from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
@@ -97,11 +95,3 @@ class ExaminationTask:
             zoned = isinstance(schema.find_type(partition.source_id), TimestamptzType)
             if value and zoned and not value.endswith("Z"):
                 seen.partitions_without_zone.add(partition.name)
-
-
-def examine_files(state: TableState, task: ExaminationTask) -> Examination:
-    """Inspect every live file of `state`. Raises `PipelineAway`."""
-    every = Examination()
-    for each in state.map_adds(task, max(1, manifests_needed(state.files))):
-        every.add(each)
-    return every

@@ -26,7 +26,7 @@ from openlineage.client.uuid import generate_static_uuid
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
 from daemon.masking import scrub
-from daemon.notices.runs import LineageEvent, Run, RunState
+from daemon.notices.notice import Run, RunState
 from daemon.store.locations import canonical
 
 # The program that made an event, as a URI, which leads nowhere.
@@ -35,10 +35,9 @@ event_v2.set_producer("urn:dvsync")
 Field = schema_dataset.SchemaDatasetFacetFields
 
 
-def render(event: LineageEvent) -> bytes:
+def render(run: Run) -> bytes:
     """Return a RunEvent as JSON. The job has the table's name."""
-    namespace = os.environ.get("OPENLINEAGE_NAMESPACE") or "dvsync"
-    run, is_start = event.run, event.event is RunState.START
+    namespace, is_start = os.environ.get("OPENLINEAGE_NAMESPACE") or "dvsync", run.event is RunState.START
     started = datetime.fromtimestamp(run.started_ms / 1000, UTC)
     at = started if is_start else datetime.fromtimestamp(run.ended_ms / 1000, UTC)
     identity = f"{namespace} {run.table} {run.version} {run.snapshot_id} {run.error}"
@@ -50,7 +49,7 @@ def render(event: LineageEvent) -> bytes:
     if run.version is not None:
         source["version"] = dataset_version_dataset.DatasetVersionDatasetFacet(str(run.version))
     rendered = RunEvent(
-        eventType=event_v2.RunState(event.event.value),
+        eventType=event_v2.RunState(run.event.value),
         eventTime=at.isoformat(timespec="milliseconds"),
         # An event that is sent again has the same id.
         run=event_v2.Run(str(generate_static_uuid(started, identity.encode())), facets),

@@ -10,14 +10,12 @@ from itertools import islice, takewhile
 from random import uniform
 from threading import Condition, Lock, Thread
 
-import msgspec
 import structlog
 
 from daemon.clock import Clock
 from daemon.config.settings import HookSettings, NoticeKind, Settings
 from daemon.notices.delivery import Receiver, describe_failure
-from daemon.notices.notice import Notice, encode
-from daemon.notices.runs import LineageEvent
+from daemon.notices.notice import Notice, Run, encode
 from daemon.observe import log as events
 
 # The notices of an event that come within this time after one was sent are joined.
@@ -31,18 +29,9 @@ ATTEMPTS_MAX = 20
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
 
-Message = Notice | LineageEvent
+Message = Notice | Run
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
-class HookCounts(msgspec.Struct, frozen=True):
-    """What became of a hook's messages since it was configured."""
-
-    hook: str
-    sent: int
-    dropped: int
-    waiting: int
 
 
 @dataclass
@@ -70,14 +59,14 @@ class Hook:
         # When the next notice of an event is sent, with those that have come until then.
         self._next_s: dict[str, float] = {}
         self._changed = Condition()
-        self._sent = self._dropped = self._waiting = 0
+        self.sent = self.dropped = self.waiting = 0  # messages since the hook was configured
         self._is_closing = False
         self._receiver = Receiver(settings)
         # Started for the first message: most commands have none.
         self._thread = Thread(target=self._work, name=name, daemon=True)
 
     def wants(self, message: Message) -> bool:
-        if isinstance(message, LineageEvent):
+        if isinstance(message, Run):
             is_wanted = self.settings.format == "openlineage"
         else:
             is_wanted = self.settings.format == "json" and message.event in self.settings.events
@@ -95,18 +84,14 @@ class Hook:
                 if line.messages and line.messages[0].event is NoticeKind.SYNCED:
                     line.attempts = 0
                 others = deque(each for each in line.messages if each.event is not NoticeKind.SYNCED)
-                self._waiting -= len(line.messages) - len(others)
+                self.waiting -= len(line.messages) - len(others)
                 line.messages = others
-            elif self._waiting >= WAITING_MAX:
+            elif self.waiting >= WAITING_MAX:
                 self._drop(message, f"{WAITING_MAX} others wait")
                 return
             line.messages.append(message)
-            self._waiting += 1
+            self.waiting += 1
             self._changed.notify()
-
-    def counts(self) -> HookCounts:
-        with self._changed:
-            return HookCounts(self.name, self._sent, self._dropped, self._waiting)
 
     def begin_to_close(self) -> None:
         with self._changed:
@@ -160,7 +145,7 @@ class Hook:
         if _is_joined(first):
             self._next_s[first.event] = self._clock.monotonic_s() + JOINED_EACH_S
         for line, run in batch:
-            self._sent += len(run)
+            self.sent += len(run)
             line.failures = 0
             for message in run:
                 if _is_first(line, message):
@@ -193,10 +178,10 @@ class Hook:
         line.messages.popleft()
         # The table that waits longest is the next.
         line.attempts, line.due_s = 0, self._clock.monotonic_s()
-        self._waiting -= 1
+        self.waiting -= 1
 
     def _drop(self, message: Message, reason: str) -> None:
-        self._dropped += 1
+        self.dropped += 1
         hint = f"Check the address or command of {self.name}; `dvsync status` shows what the notice would have said."
         _log.error(
             events.NOTICE_DROPPED, hook=self.name, table=message.table, notice=message.event, reason=reason, hint=hint
@@ -207,11 +192,11 @@ class Hook:
             for message in line.messages:
                 # The next start sends it for each table.
                 if message.event is NoticeKind.SYNCED:
-                    self._dropped += 1
+                    self.dropped += 1
                 else:
                     self._drop(message, "the hook was removed, or dvsync ended")
             line.messages.clear()
-        self._waiting = 0
+        self.waiting = 0
 
 
 def _is_joined(message: Message) -> bool:
@@ -246,9 +231,9 @@ def _body(messages: Sequence[Message]) -> bytes:
         return encode(notices)
     from daemon.notices.openlineage import render  # noqa: PLC0415 - an extra
 
-    (event,) = messages
-    assert isinstance(event, LineageEvent), "a hook gets notices or lineage"
-    return render(event)
+    (run,) = messages
+    assert isinstance(run, Run), "a hook gets notices or lineage"
+    return render(run)
 
 
 class Outbox:
@@ -281,9 +266,9 @@ class Outbox:
                 if hook.wants(message):
                     hook.put(message)
 
-    def counts(self) -> list[HookCounts]:
+    def hooks(self) -> list[Hook]:
         with self._lock:
-            return [hook.counts() for hook in self._hooks]
+            return list(self._hooks)
 
     def close(self, wait_s: float) -> None:
         """Try once what was not tried yet, for at most `wait_s`. Then kill commands, and drop what is left."""

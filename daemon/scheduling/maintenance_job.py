@@ -8,14 +8,13 @@ from __future__ import annotations
 from threading import Event
 
 import structlog
-from msgspec import structs
 
 from daemon.clock import Clock
 from daemon.maintenance.maintainer import Maintainer, Round
 from daemon.observe import log as events
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import warn_of
-from daemon.status.board import Board, MaintenanceCounts
+from daemon.status.board import Board
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -42,20 +41,18 @@ class MaintenanceJob:
                 done = self._maintainer.run(stop)
             except Exception as error:
                 warn_of(events.MAINTENANCE_FAILED, error, span)
-                self._board.count_maintenance(self.name, MaintenanceCounts(rounds=1, failures=1))
+                self._board.activity.count(self.name, maintenance_rounds=1, maintenance_failures=1)
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
-            counts = MaintenanceCounts(
-                rounds=1,
-                failures=0,
-                compacted_delete_files=done.compaction.delete_files_before,
-                expired_snapshots=len(done.expiry.expired),
-                removed_files=len(done.cleanup.removed),
-                removed_bytes=done.cleanup.removed_bytes,
-            )
-            if counts != MaintenanceCounts(rounds=1):
-                span.report(structs.asdict(counts))
-            self._board.count_maintenance(self.name, counts)
+            amounts = {
+                "compacted_delete_files": done.compaction.delete_files_before,
+                "expired_snapshots": len(done.expiry.expired),
+                "removed_files": len(done.cleanup.removed),
+                "removed_bytes": done.cleanup.removed_bytes,
+            }
+            if any(amounts.values()):
+                span.report({"rounds": 1, "failures": 0, **amounts})
+            self._board.activity.count(self.name, maintenance_rounds=1, **amounts)
             self.cycle.observer.recount()
 
 

@@ -11,7 +11,7 @@ from daemon.errors import AccountMismatch
 from daemon.observe import log as events
 from daemon.scheduling.failures import Failure, logged_if_away
 from daemon.status.board import RUNS_MAX, Board
-from daemon.status.table_status import AccountCounts, Observation
+from daemon.status.table_status import Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.texts import counted
 from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
@@ -104,7 +104,7 @@ class Observer:
         # The canonical line of a cycle. One that changed nothing has none at `info`, unless there is no source.
         write = _log.debug if result.outcome is SyncOutcome.UNCHANGED else _log.info
         write(_EVENTS[result.outcome], **result.figures(), duration_ms=duration_ms)
-        self._count_accounts(checked=result.snapshots)
+        self._board.activity.count(self._name, accounts_checked=result.snapshots)
         if result.outcome.is_progress:
             self._board.activity.count_sync(self._name, result)
             self._record_run(
@@ -123,7 +123,7 @@ class Observer:
         error = failure.error
         self._board.activity.count_failure(self._name, error.kind)
         if error.kind == AccountMismatch.__name__:
-            self._count_accounts(checked=1, mismatches=1)
+            self._board.activity.count(self._name, accounts_checked=1, account_mismatches=1)
         if failure.is_news:
             self._record_run(
                 SyncRun(
@@ -154,11 +154,6 @@ class Observer:
         self._board.add_runs(self._name, [run])
         with logged_if_away(events.STATE_UNRECORDED, table=self._name):
             self._store.record_run(run)
-
-    def _count_accounts(self, *, checked: int, mismatches: int = 0) -> None:
-        so_far = self._seen.accounts
-        counts = AccountCounts(so_far.checked + checked, so_far.mismatches + mismatches)
-        self._seen = replace(self._seen, accounts=counts)
 
     def _find_first_unsynced(self, record: TableRecord) -> None:
         """Find out since when the table is behind. For display only: the sync meets and reports the same errors."""

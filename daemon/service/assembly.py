@@ -16,9 +16,8 @@ from daemon.config.settings import LimitsSettings, NoticeKind, Settings, TableSe
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
-from daemon.notices.notice import Notice
+from daemon.notices.notice import Notice, Run, events_of
 from daemon.notices.outbox import Outbox
-from daemon.notices.runs import Run, events_of
 from daemon.observe.tracing import Tracer
 from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle

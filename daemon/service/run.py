@@ -133,7 +133,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
 def _serve(parts: Parts, board: Board, fleet: Fleet) -> WebServer:
     """Show the board to whoever asks, and send its metrics. Raises ConfigInvalid if the address is not available."""
     settings = parts.settings
-    registry = make_registry(board, lambda: parts.spark.is_running, parts.outbox.counts)
+    registry = make_registry(board, lambda: parts.spark.is_running, parts.outbox.hooks)
     api = Api(
         board,
         registry=registry,

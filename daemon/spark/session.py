@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from daemon.clock import Clock, SystemClock
-from daemon.config.redaction import SECRET_KEY
 from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
+from daemon.masking import SECRET_KEY
 from daemon.observe import log as events
 from daemon.spark.installed import check_pipeline, check_session
 from daemon.spark.jars import DELTA_JAR, joined

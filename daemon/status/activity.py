@@ -1,4 +1,4 @@
-"""What the syncs did since the process started, for `/metrics`: counts, and how long their steps took."""
+"""What was done since the process started, for `/metrics`: counts, and how long the steps of syncs took."""
 
 from __future__ import annotations
 
@@ -22,6 +22,17 @@ AMOUNTS = {
     "delete_files_added": "Delete files that syncs wrote.",
     "positions_added": "Deleted positions that syncs wrote.",
 }
+# What else is added up: from the first moment of a table on, it has a series.
+FROM_ZERO = {
+    "accounts_checked": "Snapshots whose files, rows and deletions were compared with Delta's before the commit.",
+    "account_mismatches": "Snapshots that did not add up and were not committed.",
+    "maintenance_rounds": "Rounds of maintenance.",
+    "maintenance_failures": "Rounds of maintenance that failed.",
+    "compacted_delete_files": "Delete files that compaction replaced.",
+    "expired_snapshots": "Iceberg snapshots that were expired.",
+    "removed_files": "Files that cleanup removed.",
+    "removed_bytes": "Bytes that cleanup removed, as far as known.",
+}
 
 
 class Activity:
@@ -34,19 +45,16 @@ class Activity:
         self._failures = Counter("dvsync_sync_failures", "Syncs that failed.", ["table", "kind"], registry=None)
         self._events = Counter("dvsync_events", "Notices by event.", ["table", "event"], registry=None)
         self._amounts = {
-            name: Counter(f"dvsync_{name}", text, ["table"], registry=None) for name, text in AMOUNTS.items()
+            name: Counter(f"dvsync_{name}", text, ["table"], registry=None)
+            for name, text in (AMOUNTS | FROM_ZERO).items()
         }
         self._steps = Histogram(
             "dvsync_step_seconds", "Duration of a sync's steps.", ["step"], buckets=BUCKETS_S, registry=None
         )
 
     def count_sync(self, table: str, result: SyncResult) -> None:
-        with self._lock:
-            if table in self._gone:
-                return
-            self._syncs.labels(table, result.outcome).inc()
-            for name, counter in self._amounts.items():
-                counter.labels(table).inc(getattr(result, name))
+        self._count(self._syncs, table, result.outcome)
+        self.count(table, **{name: getattr(result, name) for name in AMOUNTS})
 
     def count_failure(self, table: str, kind: str) -> None:
         self._count(self._failures, table, kind)
@@ -54,10 +62,14 @@ class Activity:
     def count_event(self, table: str, event: str) -> None:
         self._count(self._events, table, event)
 
-    def _count(self, counter: Counter, table: str, label: str) -> None:
+    def count(self, table: str, **amounts: int) -> None:
+        for name, amount in amounts.items():
+            self._count(self._amounts[name], table, amount=amount)
+
+    def _count(self, counter: Counter, *labels: str, amount: int = 1) -> None:
         with self._lock:
-            if table not in self._gone:
-                counter.labels(table, label).inc()
+            if labels[0] not in self._gone:
+                counter.labels(*labels).inc(amount)
 
     def observe_step(self, step: str, seconds: float) -> None:
         self._steps.labels(step).observe(seconds)
@@ -65,6 +77,8 @@ class Activity:
     def expect(self, table: str) -> None:
         with self._lock:
             self._gone.discard(table)
+            for name in FROM_ZERO:
+                self._amounts[name].labels(table)
 
     def forget(self, table: str) -> None:
         """The table is no longer followed: its series end, and what its last cycle still counts is ignored."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 from enum import Enum, auto
-from operator import add
 from threading import Lock
 
 import msgspec
-from msgspec.structs import astuple
 
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
@@ -18,32 +17,10 @@ from daemon.errors import StateStoreAway
 from daemon.masking import scrub
 from daemon.status.activity import Activity
 from daemon.status.reading import read_lines
-from daemon.status.table_status import (
-    AccountCounts,
-    ErrorStatus,
-    Observation,
-    SyncState,
-    TableStatus,
-    table_status,
-    worst_first,
-)
+from daemon.status.table_status import ErrorStatus, Observation, SyncState, TableStatus, table_status, worst_first
 from daemon.status.wording import count_states, differing_text
 from daemon.texts import excerpt, span
 from state import SyncRun
-
-
-class MaintenanceCounts(msgspec.Struct, frozen=True):
-    """What maintenance did for a table since the process started."""
-
-    rounds: int = 0
-    failures: int = 0
-    compacted_delete_files: int = 0
-    expired_snapshots: int = 0
-    removed_files: int = 0
-    removed_bytes: int = 0
-
-    def __add__(self, other: MaintenanceCounts) -> MaintenanceCounts:
-        return MaintenanceCounts(*map(add, astuple(self), astuple(other)))
 
 
 class Topic(Enum):
@@ -70,19 +47,25 @@ class Unready(msgspec.Struct, frozen=True):
     reason: str
 
 
+@dataclass
+class _Row:
+    """What is shown of a table. `s3_endpoint` is where its files are, if that is not Amazon's own S3."""
+
+    table: TableSettings
+    s3_endpoint: str | None
+    seen: Observation = field(default_factory=Observation)
+    runs: deque[SyncRun] = field(default_factory=lambda: deque(maxlen=RUNS_MAX))
+
+
 class Board:
     """The latest observation of each table, and the scheduler's heartbeat. Safe to use from any thread."""
 
     def __init__(self, clock: Clock, *, lag_budget_s: float, share: Share = ALL) -> None:
-        self._tables: dict[str, TableSettings] = {}
         self._clock = clock
         self._lag_budget_s = lag_budget_s
         self._lock = Lock()
-        self._seen: dict[str, Observation] = {}
+        self._rows: dict[str, _Row] = {}
         self.activity = Activity()
-        self._maintained: dict[str, MaintenanceCounts] = {}
-        self._runs: dict[str, deque[SyncRun]] = {}
-        self._s3_endpoints: dict[str, str | None] = {}
         self._troubles: dict[Topic, list[Unready]] = {}
         # Tables that are no longer followed and were not forgotten.
         self.gone: Sequence[TableStatus] = ()
@@ -95,32 +78,25 @@ class Board:
         self.started_at_ms = clock.now_ms()
 
     def add(self, table: TableSettings, *, s3_endpoint: str | None = None) -> None:
-        """Show a table. `s3_endpoint` is where its files are, if that is not Amazon's own S3."""
         self.activity.expect(table.name)
         with self._lock:
-            self._tables[table.name] = table
-            self._s3_endpoints[table.name] = s3_endpoint
-            self._seen[table.name] = Observation()
-            self._maintained[table.name] = MaintenanceCounts()
-            self._runs[table.name] = deque(maxlen=RUNS_MAX)
+            self._rows[table.name] = _Row(table, s3_endpoint)
 
     @property
     def names(self) -> set[str]:
         with self._lock:
-            return {*self._tables}
+            return {*self._rows}
 
     def remove(self, name: str) -> None:
         with self._lock:
-            for places in (self._tables, self._s3_endpoints, self._seen, self._maintained, self._runs):
-                del places[name]
+            del self._rows[name]
         self.activity.forget(name)
 
     def arrange(self, names: Sequence[str]) -> None:
         """Show the tables in the order of `names`; tables that are not named come last."""
         places = {name: place for place, name in enumerate(names)}
         with self._lock:
-            ordered = sorted(self._tables.items(), key=lambda named: places.get(named[0], len(places)))
-            self._tables = dict(ordered)
+            self._rows = dict(sorted(self._rows.items(), key=lambda named: places.get(named[0], len(places))))
 
     def set_unready(self, topic: Topic, reasons: Sequence[Unready]) -> None:
         """The reasons replace those of the same topic."""
@@ -130,27 +106,18 @@ class Board:
     def add_runs(self, name: str, runs: Iterable[SyncRun]) -> None:
         """Show these syncs, too, the oldest first, unless the table was removed in the meantime."""
         with self._lock:
-            if name in self._tables:
-                self._runs[name].extend(runs)
+            if row := self._rows.get(name):
+                row.runs.extend(runs)
 
     def runs(self, name: str) -> list[SyncRun]:
         with self._lock:
-            return list(reversed(self._runs.get(name, ())))
+            return list(reversed(self._rows[name].runs)) if name in self._rows else []
 
     def show(self, name: str, seen: Observation) -> None:
         """Show the newest observation, unless the table was removed in the meantime."""
         with self._lock:
-            if name in self._tables:
-                self._seen[name] = seen
-
-    def count_maintenance(self, name: str, counts: MaintenanceCounts) -> None:
-        with self._lock:
-            if name in self._tables:
-                self._maintained[name] += counts
-
-    def maintenance(self) -> dict[str, MaintenanceCounts]:
-        with self._lock:
-            return dict(self._maintained)
+            if row := self._rows.get(name):
+                row.seen = seen
 
     def beat(self) -> None:
         self._beaten_at_s = self._clock.monotonic_s()
@@ -158,12 +125,12 @@ class Board:
     def read_lines(self, name: str) -> dict[str, str]:
         """A line for each reader that reads the Iceberg table; empty before the first sync, and once it is gone."""
         with self._lock:
-            table, s3_endpoint = self._tables.get(name), self._s3_endpoints.get(name)
-            record = self._seen[name].record if table else None
-        if table is None or record is None or record.metadata_location is None:
+            row = self._rows.get(name)
+            record = row.seen.record if row else None
+        if row is None or record is None or record.metadata_location is None:
             return {}
-        target = table.target.split(".")
-        lines = read_lines(table.catalog, target, record.metadata_location, s3_endpoint=s3_endpoint)
+        target = row.table.target.split(".")
+        lines = read_lines(row.table.catalog, target, record.metadata_location, s3_endpoint=row.s3_endpoint)
         return {reader: scrub(line) for reader, line in lines.items()}
 
     def now_ms(self) -> int:
@@ -181,11 +148,10 @@ class Board:
 
     def find_status(self, name: str) -> TableStatus | None:
         with self._lock:
-            table = self._tables.get(name)
-            if table is None:
+            row = self._rows.get(name)
+            if row is None:
                 return next((status for status in self.gone if status.name == name), None)
-            seen = self._seen[name]
-        return self._status(table, seen)
+        return self._status(row.table, row.seen)
 
     def _status(self, table: TableSettings, seen: Observation) -> TableStatus:
         silent_s = None if seen.polled_at_s is None else self._clock.monotonic_s() - seen.polled_at_s
@@ -208,9 +174,6 @@ class Board:
             reasons = self._troubles.get(Topic.LEASE)
         return reasons[0].reason if reasons else None
 
-    def accounts(self) -> dict[str, AccountCounts]:
-        return {table.name: seen.accounts for table, seen in self._observed()}
-
     def find_unready(self) -> list[Unready]:
         """All reasons for not being ready. A paused table, and one whose source is not there yet, are no reasons."""
         with self._lock:
@@ -222,7 +185,7 @@ class Board:
             away = next((error for error in errors if error and error.kind == StateStoreAway.__name__), None)
             troubles += [Unready(None, f"the state database cannot be used: {away.message}")] if away else []
         # A share may have no table when there are few.
-        if not self._tables and not troubles and not self.others:
+        if not self._rows and not troubles and not self.others:
             return [Unready(None, "no tables are configured")]
         now_s = self._clock.monotonic_s()
         reasons, differing = [], []
@@ -236,7 +199,7 @@ class Board:
 
     def _observed(self) -> list[tuple[TableSettings, Observation]]:
         with self._lock:
-            return [(table, self._seen[name]) for name, table in self._tables.items()]
+            return [(row.table, row.seen) for row in self._rows.values()]
 
     def _unready(self, table: TableSettings, seen: Observation, status: TableStatus, now_s: float) -> str | None:
         is_excused = status.state is SyncState.GONE and table.name in self.excused

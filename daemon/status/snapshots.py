@@ -143,9 +143,8 @@ def choose_by_time(table: Table, log: DeltaLog, at_ms: int) -> Choice:
     lines = _current_log(_lines(table))
     number = next((number for number, line in enumerate(lines) if line.timestamp_ms <= at_ms), None)
     if number is None:
-        oldest = (
-            f": the oldest shows version {lines[-1].version} of {iso_time(lines[-1].timestamp_ms)}" if lines else ""
-        )
+        last = lines[-1] if lines else None
+        oldest = f": the oldest shows version {last.version} of {iso_time(last.timestamp_ms)}" if last else ""
         return Choice(
             None,
             reason=f"no snapshot shows the table at {iso_time(at_ms)}{oldest}",
@@ -208,24 +207,19 @@ def _current_log(lines: Sequence[_Line]) -> list[_Line]:
 
 
 def _shown(table: Table, snapshot: Snapshot, line: _Line | None) -> ShownSnapshot:
-    summary = snapshot.summary
+    summary, ours = snapshot.summary, snapshot.summary if line else None
     pointing = (name for name, ref in table.metadata.refs.items() if ref.snapshot_id == snapshot.snapshot_id)
-    shown = ShownSnapshot(
+    return ShownSnapshot(
         snapshot_id=snapshot.snapshot_id,
         committed_at=iso_time(snapshot.timestamp_ms),
         operation=summary.operation.value if summary else "",
         is_current=snapshot.snapshot_id == table.metadata.current_snapshot_id,
         references=tuple(sorted(name for name in pointing if name != MAIN_BRANCH)),
-    )
-    if line is None:
-        return shown
-    return msgspec.structs.replace(
-        shown,
-        version=line.version,
-        from_version=line.from_version,
-        last_version=line.last_version,
-        delta_timestamp=iso_time(line.timestamp_ms),
-        delta_operation=summary[OPERATION] if summary else None,
-        delete_files=int(str(summary["total-delete-files"] or 0)) if summary else None,
-        deleted_positions=int(str(summary["total-position-deletes"] or 0)) if summary else None,
+        version=line.version if line else None,
+        from_version=line.from_version if line else None,
+        last_version=line.last_version if line else None,
+        delta_timestamp=iso_time(line.timestamp_ms) if line else None,
+        delta_operation=ours[OPERATION] if ours else None,
+        delete_files=int(str(ours["total-delete-files"] or 0)) if ours else None,
+        deleted_positions=int(str(ours["total-position-deletes"] or 0)) if ours else None,
     )

@@ -122,13 +122,6 @@ class TableStatus(msgspec.Struct, frozen=True):
     written_files: list[WrittenStatus] | None
 
 
-class AccountCounts(msgspec.Struct, frozen=True):
-    """How often a table's account was compared with Delta's since the process started, and how often they differed."""
-
-    checked: int = 0
-    mismatches: int = 0
-
-
 class RunStatus(msgspec.Struct, frozen=True):
     """One sync, or one error; see `SyncRun`. `started_at` is ISO 8601, UTC."""
 
@@ -168,7 +161,6 @@ class Observation(msgspec.Struct, frozen=True):
     source_version: int | None = None
     behind_since_ms: int | None = None
     syncing: bool = False
-    accounts: AccountCounts = AccountCounts()
     # When a poll or a sync last succeeded, on the monotonic clock; None before the first.
     polled_at_s: float | None = None
     # Why the last verification failed; None if none has failed since one ended.
@@ -242,7 +234,7 @@ def table_status(
         metadata_location=record.metadata_location,
         format_version=record.format_version,
         checked_at=None if silent_s is None else iso_time(now_ms - round(silent_s * 1000)),
-        last_synced_at=None if record.last_synced_at_ms is None else iso_time(record.last_synced_at_ms),
+        last_synced_at=_iso(record.last_synced_at_ms),
         resync_wanted=record.resync_wanted,
         pause=pause_status(pause) if pause else None,
         error=_error_status(error) if error else None,
@@ -271,8 +263,11 @@ def _error_status(error: TableError) -> ErrorStatus:
 
 
 def pause_status(pause: Pause) -> PauseStatus:
-    until = None if pause.until_ms is None else iso_time(pause.until_ms)
-    return PauseStatus(iso_time(pause.since_ms), pause.by, until, pause.reason)
+    return PauseStatus(iso_time(pause.since_ms), pause.by, _iso(pause.until_ms), pause.reason)
+
+
+def _iso(at_ms: int | None) -> str | None:
+    return None if at_ms is None else iso_time(at_ms)
 
 
 def _proof_status(proof: ProofRecord) -> ProofStatus:
@@ -285,7 +280,7 @@ def _proof_status(proof: ProofRecord) -> ProofStatus:
         files_total=proof.files_total,
         files=proof.files,
         coverage=proof.covered / SHARES,
-        complete_at=None if proof.complete_at_ms is None else iso_time(proof.complete_at_ms),
+        complete_at=_iso(proof.complete_at_ms),
         differences=proof.differences.counts,
         first_differences=proof.differences.first,
     )

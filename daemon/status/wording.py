@@ -7,15 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from rich.filesize import decimal
 
-from daemon.status.table_status import (
-    WORST_FIRST,
-    ErrorStatus,
-    PauseStatus,
-    ProofStatus,
-    SyncState,
-    TableStatus,
-    pause_status,
-)
+from daemon.status.table_status import WORST_FIRST, PauseStatus, ProofStatus, SyncState, TableStatus, pause_status
 from daemon.sync.verbs import next_resync
 from daemon.texts import counted
 from state import Pause
@@ -50,10 +42,6 @@ def resync_text(status: TableStatus) -> str:
 
 def differences_text(differences: Mapping[str, int]) -> str:
     return ", ".join(f"{fault} ({count:,})" for fault, count in differences.items())
-
-
-def unverified_text(error: ErrorStatus) -> str:
-    return f"cannot be verified since {error.since}: {error.kind}: {error.message}"
 
 
 def differing_text(proof: ProofStatus) -> str:

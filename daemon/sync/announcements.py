@@ -6,8 +6,7 @@ import structlog
 
 from daemon.config.settings import NoticeKind
 from daemon.iceberg.schema_changes import Layout, describe_changes, layout_of
-from daemon.notices.notice import make_notice
-from daemon.notices.runs import Run, Written, catalog_place
+from daemon.notices.notice import Run, Written, catalog_place, make_notice
 from daemon.observe import log as events
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, SyncResult

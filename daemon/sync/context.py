@@ -18,8 +18,7 @@ from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.marker import SHARE, WRITER
 from daemon.iceberg.target import Target
-from daemon.notices.notice import Notice
-from daemon.notices.runs import Run
+from daemon.notices.notice import Notice, Run
 from daemon.observe import tracing
 from daemon.pipeline.runner import Runner
 from daemon.store.storage import FileIOStorage

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import suppress
 from importlib.metadata import version
 from threading import Event, Thread
@@ -16,23 +16,36 @@ from opentelemetry.context import Context
 from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 from opentelemetry.sdk.environment_variables import OTEL_METRIC_EXPORT_INTERVAL
+from opentelemetry.sdk.metrics.export import (
+    AggregationTemporality,
+    Gauge,
+    Histogram,
+    HistogramDataPoint,
+    Metric,
+    MetricsData,
+    NumberDataPoint,
+    ResourceMetrics,
+    ScopeMetrics,
+    Sum,
+)
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Status, StatusCode
-from prometheus_client.core import Metric
+from prometheus_client.core import Metric as Family
+from prometheus_client.core import Sample
 
 from daemon.clock import Clock
 from daemon.masking import scrub
 from daemon.observe import log as events
 from daemon.observe.tracing import Span
-from daemon.telemetry.metrics import as_otlp
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
 
 SCOPE = "dvsync"
 # The SDK logs each attempt.
 OUTAGE_EACH_S = 3600.0
+CUMULATIVE = AggregationTemporality.CUMULATIVE
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 _sdk_log = logging.getLogger("opentelemetry")
@@ -65,10 +78,7 @@ class Telemetry:
             self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
         self._tracer = self._provider.get_tracer(SCOPE, version("dvsync"))
 
-    def send(self, span: Span) -> None:
-        self._start(span, Context())
-
-    def report(self, collect: Callable[[], Iterable[Metric]]) -> None:
+    def report(self, collect: Callable[[], Iterable[Family]]) -> None:
         """From now on, send what `collect` returns at each interval, and at the end."""
         exporter, interval_s = self._metrics, 60.0  # the SDK's default
         if exporter is None:
@@ -77,18 +87,16 @@ class Telemetry:
             interval_s = float(os.environ.get(OTEL_METRIC_EXPORT_INTERVAL, "60000")) / 1000
         scope = InstrumentationScope(SCOPE, version("dvsync"))
 
-        def export() -> None:
-            try:
-                families, now_ns = collect(), self._now_ns()
-                exporter.export(as_otlp(families, self._resource, scope, started_ns=self._started_ns, now_ns=now_ns))
-            except Exception as error:
-                # The thread goes on.
-                _sdk_log.getChild("metrics").warning("%s: %s", type(error).__name__, error)
-
         def work() -> None:
-            while not self._closing.wait(interval_s):
-                export()
-            export()
+            is_last = False
+            while not is_last:
+                is_last = self._closing.wait(interval_s)
+                times = {"started_ns": self._started_ns, "now_ns": self._now_ns()}
+                try:
+                    exporter.export(as_otlp(collect(), self._resource, scope, **times))
+                except Exception as error:
+                    # The thread goes on.
+                    _sdk_log.getChild("metrics").warning("%s: %s", type(error).__name__, error)
 
         self._run("metrics", work)
 
@@ -102,8 +110,8 @@ class Telemetry:
         for thread in self._threads:
             thread.join(max(0.0, end_s - self._clock.monotonic_s()))
 
-    def _start(self, span: Span, context: Context) -> None:
-        made = self._tracer.start_span(span.name, context, start_time=span.started_ns)
+    def send(self, span: Span, context: Context | None = None) -> None:
+        made = self._tracer.start_span(span.name, context or Context(), start_time=span.started_ns)
         for key, value in span.attributes.items():
             made.set_attribute(f"dvsync.{key}", scrub(value) if isinstance(value, str) else value)
         if span.error:
@@ -113,7 +121,7 @@ class Telemetry:
             made.set_status(Status(StatusCode.ERROR, message))
         inner = trace.set_span_in_context(made, context)
         for each in span.steps:
-            self._start(each, inner)
+            self.send(each, inner)
         made.end(span.ended_ns)
 
     def _run(self, name: str, work: Callable[[], None]) -> None:
@@ -145,4 +153,58 @@ class Outages(logging.Handler):
             reason=excerpt(scrub(record.getMessage()), TEXT_CHARACTERS_MAX),
             hint="Check the OTEL_EXPORTER_OTLP_… variables and the receiver. Syncs are not affected; what is not sent "
             "is lost.",
+        )
+
+
+def as_otlp(
+    families: Iterable[Family], resource: Resource, scope: InstrumentationScope, *, started_ns: int, now_ns: int
+) -> MetricsData:
+    """Convert what `/metrics` answers, with its names, labels and values. Times are epoch nanoseconds."""
+    metrics = [metric for family in families for metric in _convert(family, started_ns, now_ns)]
+    return MetricsData([ResourceMetrics(resource, [ScopeMetrics(scope, metrics, "")], "")])
+
+
+def _convert(family: Family, started_ns: int, now_ns: int) -> Iterator[Metric]:
+    if not family.samples:
+        return
+    if family.type == "histogram":
+        histogram = Histogram(list(_distributions(family.samples, started_ns, now_ns)), CUMULATIVE)
+        yield Metric(family.name, family.documentation, "", histogram)
+        return
+    is_counter = family.type == "counter"
+    # The name that `/metrics` has.
+    name = f"{family.name}_total" if is_counter else family.name
+    points = [
+        NumberDataPoint(sample.labels, started_ns if is_counter else 0, now_ns, float(sample.value))
+        for sample in family.samples
+        if sample.name == name
+    ]
+    data = Sum(points, CUMULATIVE, is_monotonic=True) if is_counter else Gauge(points)
+    yield Metric(name, family.documentation, "", data)
+
+
+def _distributions(samples: Iterable[Sample], started_ns: int, now_ns: int) -> Iterator[HistogramDataPoint]:
+    """One data point for each set of labels. Prometheus counts all values up to a bound, OTLP those of a bucket."""
+    buckets: dict[tuple[tuple[str, str], ...], dict[float, int]] = {}
+    sums: dict[tuple[tuple[str, str], ...], float] = {}
+    for sample in samples:
+        labels = tuple((name, value) for name, value in sample.labels.items() if name != "le")
+        if sample.name.endswith("_bucket"):
+            buckets.setdefault(labels, {})[float(sample.labels["le"])] = int(sample.value)
+        elif sample.name.endswith("_sum"):
+            sums[labels] = sample.value
+    for labels, up_to in buckets.items():
+        bounds = sorted(up_to)
+        totals = [up_to[bound] for bound in bounds]
+        yield HistogramDataPoint(
+            attributes=dict(labels),
+            start_time_unix_nano=started_ns,
+            time_unix_nano=now_ns,
+            count=totals[-1],
+            sum=sums[labels],
+            bucket_counts=[total - before for total, before in zip(totals, [0, *totals], strict=False)],
+            explicit_bounds=bounds[:-1],  # without +Inf
+            # Prometheus does not keep them.
+            min=None,  # type: ignore[arg-type]
+            max=None,  # type: ignore[arg-type]
         )

@@ -10,10 +10,10 @@ from functools import partial
 from importlib.metadata import version
 
 import msgspec
+from msgspec.structs import asdict
 from prometheus_client import CONTENT_TYPE_PLAIN_0_0_4, CollectorRegistry, generate_latest
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
-from starlette.datastructures import Address
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -26,7 +26,6 @@ from daemon.status.table_status import run_status
 from daemon.sync.verbs import Verb, make_pause
 from daemon.texts import iso_time
 from daemon.web import answers
-from daemon.web.listing import Query, list_tables
 from daemon.web.metrics import make_registry
 from state import Pause, StateUnavailable
 
@@ -107,12 +106,16 @@ class Api:
         return _json(self.board.statuses())
 
     async def _table(self, request: Request) -> Response:
-        board, name = self.board, request.path_params["name"]
-        status = board.find_status(name)
+        name = request.path_params["name"]
+        detail = self._find_detail(name)
+        return _json(detail) if detail else _problem(404, _why_missing(self.board, name))
+
+    def _find_detail(self, name: str) -> answers.TableDetail | None:
+        status = self.board.find_status(name)
         if status is None:
-            return _problem(404, _why_missing(board, name))
-        runs = [run_status(run) for run in board.runs(name)]
-        return _json(answers.TableDetail(status, board.read_lines(name), runs))
+            return None
+        runs = [run_status(run) for run in self.board.runs(name)]
+        return answers.TableDetail(status, self.board.read_lines(name), runs)
 
     async def _verb(self, request: Request, wanted: Verb) -> Response:
         name = request.path_params["name"]
@@ -121,8 +124,11 @@ class Api:
             return refusal
         pause = None
         if wanted is Verb.PAUSE:
+            body, by = await request.body(), f"the API, from {request.client.host}" if request.client else "the API"
             try:
-                pause = _read_pause(await request.body(), request.client, self.board.now_ms())
+                asked = msgspec.json.decode(body, type=answers.PauseRequest) if body else answers.PauseRequest()
+                for_s = None if asked.for_ is None else duration_s(asked.for_)
+                pause = make_pause(by, self.board.now_ms(), for_s=for_s, reason=asked.reason)
             except (ValueError, ConfigInvalid) as error:
                 return _problem(400, str(error), PAUSE_HINT)
         try:
@@ -144,24 +150,18 @@ class Api:
     async def _page(self, request: Request) -> Response:
         from daemon.web.page import render_tables  # noqa: PLC0415 - most daemons are watched by their metrics only
 
-        board = self.board
-        statuses, unready = board.statuses(), board.find_unready()
-        not_ready = {each.table for each in unready if each.table is not None}
-        listing = list_tables(statuses, not_ready, Query.parse(request.query_params))
-        return _html(render_tables(listing, statuses, unready, daemon=self._describe(), now_ms=board.now_ms()))
+        statuses, unready, now_ms = self.board.statuses(), self.board.find_unready(), self.board.now_ms()
+        return _html(render_tables(request.query_params, statuses, unready, daemon=self._describe(), now_ms=now_ms))
 
     async def _table_page(self, request: Request) -> Response:
-        from daemon.web.page import render_missing, render_table  # noqa: PLC0415
+        from daemon.web.page import Query, render  # noqa: PLC0415
 
-        board = self.board
-        name, query = request.path_params["name"], Query.parse({"refresh": request.query_params.get("refresh", "")})
-        status = board.find_status(name)
-        if status is None:
-            reason = _why_missing(board, name)
-            missing = render_missing(name, reason, query=query, daemon=self._describe(), now_ms=board.now_ms())
-            return _html(missing, 404)
-        runs, read = board.runs(name), board.read_lines(name)
-        return _html(render_table(status, runs, read, query=query, daemon=self._describe(), now_ms=board.now_ms()))
+        name, query = request.path_params["name"], Query(stays=request.query_params.get("refresh") == "off")
+        frame = {"query": query, "daemon": self._describe(), "now_ms": self.board.now_ms()}
+        detail = self._find_detail(name)
+        if detail is None:
+            return _html(render("missing.html", **frame, name=name, reason=_why_missing(self.board, name)), 404)
+        return _html(render("table.html", **frame, **asdict(detail), error_max=None))
 
     async def _metrics(self, _: Request) -> Response:
         return Response(generate_latest(self._registry), media_type=CONTENT_TYPE_PLAIN_0_0_4)
@@ -176,14 +176,6 @@ def _refuse(request: Request, token: str | None) -> Response | None:
         return None
     headers = {"www-authenticate": "Bearer"}
     return _problem(401, "the token is missing or wrong", "Send health.token as `Authorization: Bearer …`.", headers)
-
-
-def _read_pause(body: bytes, client: Address | None, now_ms: int) -> Pause:
-    """Read the body of a POST to `pause`. Raises ConfigInvalid, and ValueError if it is not a `PauseRequest`."""
-    asked = msgspec.json.decode(body, type=answers.PauseRequest) if body else answers.PauseRequest()
-    for_s = None if asked.for_ is None else duration_s(asked.for_)
-    by = f"the API, from {client.host}" if client else "the API"
-    return make_pause(by, now_ms, for_s=for_s, reason=asked.reason)
 
 
 def _refuse_for(board: Board, name: str) -> Response | None:

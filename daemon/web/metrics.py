@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, ProcessCollector, disable_creat
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from daemon.notices.outbox import HookCounts
+from daemon.notices.outbox import Hook
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
 
@@ -57,14 +57,6 @@ WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], Value]]] = {
     "dvsync_written_bytes": ("Their bytes, as far as known.", lambda each: each.size_bytes),
     "dvsync_written_oldest_seconds": ("How long the oldest has its status.", lambda each: each.oldest_seconds),
 }
-MAINTENANCE = {
-    "maintenance_rounds": "Rounds of maintenance.",
-    "maintenance_failures": "Rounds of maintenance that failed.",
-    "compacted_delete_files": "Delete files that compaction replaced.",
-    "expired_snapshots": "Iceberg snapshots that were expired.",
-    "removed_files": "Files that cleanup removed.",
-    "removed_bytes": "Bytes that cleanup removed, as far as known.",
-}
 
 
 @dataclass(frozen=True)
@@ -73,7 +65,7 @@ class BoardCollector(Collector):
 
     board: Board
     is_spark_up: Callable[[], bool]
-    count_notices: Callable[[], Sequence[HookCounts]]
+    find_hooks: Callable[[], Sequence[Hook]]
 
     def collect(self) -> Iterator[Metric]:
         board, statuses = self.board, self.board.statuses()
@@ -81,11 +73,6 @@ class BoardCollector(Collector):
             yield _gauge(name, text, ["table"], (([table.name], read(table)) for table in statuses))
         states = (([table.name, state], float(table.state is state)) for table in statuses for state in SyncState)
         yield _gauge("dvsync_table_state", "1 for the state that a table is in.", ["table", "state"], states)
-        accounts = board.accounts().items()
-        text = "Snapshots whose files, rows and deletions were compared with Delta's before the commit."
-        yield _counter("dvsync_accounts_checked", text, ["table"], (([name], each.checked) for name, each in accounts))
-        text, mismatches = "Snapshots that did not add up and were not committed.", "dvsync_account_mismatches"
-        yield _counter(mismatches, text, ["table"], (([name], each.mismatches) for name, each in accounts))
         written = [(table.name, each) for table in statuses for each in table.written_files or ()]
         for name, (text, read_written) in WRITTEN.items():
             samples = (([table, each.kind, each.status], read_written(each)) for table, each in written)
@@ -100,14 +87,13 @@ class BoardCollector(Collector):
             yield _gauge(name, text, [], [([], float(value))])
         text = "The share of the tables that this daemon follows."
         yield _gauge("dvsync_share", text, ["share"], [([str(board.share)], 1.0)])
-        maintained = board.maintenance().items()
-        for field, text in MAINTENANCE.items():
-            counts = (([name], getattr(each, field.removeprefix("maintenance_"))) for name, each in maintained)
-            yield _counter(f"dvsync_{field}", text, ["table"], counts)
-        notices = self.count_notices()
-        outcomes = (([each.hook, name], getattr(each, name)) for each in notices for name in ("sent", "dropped"))
-        yield _counter("dvsync_notices", "Notices by outcome.", ["hook", "outcome"], outcomes)
-        waiting = (([each.hook], each.waiting) for each in notices)
+        hooks = self.find_hooks()
+        outcomes = CounterMetricFamily("dvsync_notices", "Notices by outcome.", labels=["hook", "outcome"])
+        for hook in hooks:
+            outcomes.add_metric([hook.name, "sent"], hook.sent)
+            outcomes.add_metric([hook.name, "dropped"], hook.dropped)
+        yield outcomes
+        waiting = (([hook.name], hook.waiting) for hook in hooks)
         yield _gauge("dvsync_notices_waiting", "Notices that wait to be sent.", ["hook"], waiting)
 
 
@@ -119,23 +105,14 @@ def _gauge(name: str, text: str, labels: list[str], samples: Iterable[tuple[list
     return gauge
 
 
-def _counter(name: str, text: str, labels: list[str], samples: Iterable[tuple[list[str], int]]) -> Metric:
-    counter = CounterMetricFamily(name, text, labels=labels)
-    for values, value in samples:
-        counter.add_metric(values, value)
-    return counter
-
-
 def make_registry(
-    board: Board,
-    is_spark_up: Callable[[], bool] = lambda: False,
-    count_notices: Callable[[], Sequence[HookCounts]] = lambda: [],
+    board: Board, is_spark_up: Callable[[], bool] = lambda: False, find_hooks: Callable[[], Sequence[Hook]] = lambda: []
 ) -> CollectorRegistry:
     """What collects the current metrics, for `/metrics` and for telemetry."""
     # When a counter began is of no use here, and would double the number of series.
     disable_created_metrics()  # type: ignore[no-untyped-call]
     registry = CollectorRegistry()
-    registry.register(BoardCollector(board, is_spark_up, count_notices))
+    registry.register(BoardCollector(board, is_spark_up, find_hooks))
     # CPU, memory and open files of this process, from /proc; Spark's JVM is another.
     ProcessCollector(registry=registry)
     return registry

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from daemon.config.settings import TableSettings
 from daemon.status.board import Board
-from daemon.status.table_status import AccountCounts, Observation
+from daemon.status.table_status import Observation
 from state import FileKind, FileStatus, Pause, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
@@ -118,10 +118,10 @@ def make_board(*, said: str = "", tables: int = len(TABLES)) -> Board:
             source_version=newest[number],
             behind_since_ms=NOW_MS - 1000 * age_s if age_s else None,
             syncing=number == 1,
-            accounts=AccountCounts(checked=version or 0),
             polled_at_s=0.0,
         )
         board.show(each.name, seen)
+        board.activity.count(each.name, accounts_checked=version or 0)
         if version is not None:
             _show_syncs(board, number, each.name, version)
     for number in range(len(TABLES), tables):

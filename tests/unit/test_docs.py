@@ -11,8 +11,8 @@ from daemon.delta.features import FEATURES
 from daemon.doctor.diagnosis import VECTOR_READERS
 from daemon.observe import log
 from daemon.spark.jars import ICEBERG_JAR
-from daemon.status.activity import AMOUNTS
-from daemon.web.metrics import GAUGES, MAINTENANCE, WRITTEN
+from daemon.status.activity import AMOUNTS, FROM_ZERO
+from daemon.web.metrics import GAUGES, WRITTEN
 from tests.kit.keys import render_keys
 
 ROOT = Path(__file__).parents[2]
@@ -86,7 +86,7 @@ def test_every_error_kind_and_metric_is_explained() -> None:
     assert [
         kind for kind in kinds if issubclass(getattr(errors, kind), errors.SyncError) and f"`{kind}`" not in told
     ] == []
-    metrics = [*GAUGES, *WRITTEN, *(f"dvsync_{name}_total" for name in (*AMOUNTS, *MAINTENANCE))]
+    metrics = [*GAUGES, *WRITTEN, *(f"dvsync_{name}_total" for name in (*AMOUNTS, *FROM_ZERO))]
     assert [metric for metric in metrics if f"`{metric}`" not in told] == []
     words = [value for name, value in vars(log).items() if name.isupper() and isinstance(value, str)]
     assert [word for word in words if f"`{word}`" not in told] == []

@@ -14,8 +14,7 @@ from structlog.testing import capture_logs
 
 from daemon.clock import SystemClock
 from daemon.telemetry import open_telemetry, switched_on
-from daemon.telemetry.metrics import as_otlp
-from daemon.telemetry.telemetry import OUTAGE_EACH_S, Outages
+from daemon.telemetry.telemetry import OUTAGE_EACH_S, Outages, as_otlp
 
 
 def test_metrics_keep_their_names_labels_and_values() -> None:

@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from daemon.config.load import load_settings
-from daemon.config.redaction import masked
 from daemon.config.settings import DefaultsSettings, HealthSettings, LimitsSettings, Settings, TableSettings
 from daemon.errors import ConfigInvalid
 from daemon.iceberg.catalogs import Catalogs, with_auth
+from daemon.masking import masked
 from tests.kit.keys import render_keys
 
 ONE_CATALOG = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'

@@ -12,9 +12,8 @@ import pytest
 from daemon.clock import SystemClock
 from daemon.config.settings import HookSettings, NoticeKind, Settings
 from daemon.notices import delivery, outbox
-from daemon.notices.notice import Notice, make_notice
+from daemon.notices.notice import Notice, Run, events_of, make_notice
 from daemon.notices.outbox import Outbox
-from daemon.notices.runs import Run, events_of
 from state import TableRecord
 from tests.kit.daemons import until
 from tests.kit.receiver import Receiver, receiver
@@ -60,8 +59,8 @@ def test_a_refused_notice_is_sent_again_before_later_ones_of_its_table(server: R
     until(lambda: len(texts(server)) == 2, "both notices")
     assert [each["event"] for each in server.taken["/"]] == ["parked", "recovered"]
     assert {each["authorization"] for _, each in server.sent} == {"Bearer x"}
-    until(lambda: box.counts()[0].sent == 2, "the count")
-    assert box.counts()[0].waiting == 0
+    until(lambda: box.hooks()[0].sent == 2, "the count")
+    assert box.hooks()[0].waiting == 0
     box.close(5)
 
 
@@ -72,7 +71,7 @@ def test_a_receiver_that_hangs_holds_up_nobody_and_the_newest_metadata_wins(serv
         box.put(notice(NoticeKind.SYNCED, version=version))
         if version == 20:
             box.put(notice(NoticeKind.PARKED))
-    assert box.counts()[0].waiting <= 3
+    assert box.hooks()[0].waiting <= 3
     server.answers.set()
     until(lambda: server.taken.get("/hook", [{}])[-1].get("version") == 49, "the newest")
     assert [each["event"] for each in server.taken["/hook"]][-2:] == ["parked", "synced"]
@@ -89,12 +88,12 @@ def test_what_waits_is_bounded_and_what_is_dropped_is_counted(
     box = outbox_of(HookSettings(url=f"{server.url}/"))
     for number in range(5):
         box.put(notice(NoticeKind.PARKED, text=str(number)))
-    assert (box.counts()[0].dropped, box.counts()[0].waiting) == (2, 3)
+    assert (box.hooks()[0].dropped, box.hooks()[0].waiting) == (2, 3)
     server.refusals = [500, 500]
     server.answers.set()
     until(lambda: len(texts(server)) == 2, "those after the one that was given up")
     assert texts(server) == ["a: 1", "a: 2"]
-    assert box.counts()[0].dropped == 3
+    assert box.hooks()[0].dropped == 3
     box.close(5)
 
 
@@ -110,7 +109,7 @@ def test_a_hook_gets_the_events_and_tables_that_it_wants(server: Receiver) -> No
             box.put(notice(kind, table))
     for event in events_of(Run("sales.a", "file:///a", "db.a", 1_000, 2_000)):
         box.put(event)
-    until(lambda: [each.sent for each in box.counts()] == [2, 2, 2, 2], "the notices")
+    until(lambda: [each.sent for each in box.hooks()] == [2, 2, 2, 2], "the notices")
     assert [(each["event"], each["table"]) for each in notices(server, "/gone")] == [
         ("gone", "sales.a"),
         ("gone", "hr.b"),
@@ -134,7 +133,7 @@ def test_a_command_reads_the_notice_and_its_failure_is_told(
         HookSettings(command=["/nowhere/program"]),
     )
     box.put(notice(NoticeKind.PARKED))
-    until(lambda: box.counts()[0].sent, "the command")
+    until(lambda: box.hooks()[0].sent, "the command")
     assert '"event":"parked"' in (tmp_path / "told").read_text()
     said: list[str] = []
 
@@ -153,7 +152,7 @@ def test_a_command_may_leave_a_program_in_the_background(monkeypatch: pytest.Mon
     monkeypatch.setattr(delivery, "TIMEOUT_S", 1.0)
     box = outbox_of(HookSettings(command=["sh", "-c", "sleep 5 & exit 0"]))
     box.put(notice(NoticeKind.PARKED))
-    until(lambda: box.counts()[0].sent, "the command", wait_s=5)
+    until(lambda: box.hooks()[0].sent, "the command", wait_s=5)
     box.close(5)
 
 
@@ -199,7 +198,7 @@ def test_a_reload_that_moves_a_hook_keeps_what_waits(server: Receiver, monkeypat
     box.put(notice(NoticeKind.PARKED))
     until(lambda: not server.refusals, "the first attempt")
     box.change(Settings(hooks=(HookSettings(url=f"{server.url}/new"), old)))
-    assert [(each.hook, each.waiting) for each in box.counts()] == [("hooks[0]", 0), ("hooks[1]", 1)]
+    assert [(each.name, each.waiting) for each in box.hooks()] == [("hooks[0]", 0), ("hooks[1]", 1)]
     box.close(5)
 
 
@@ -213,7 +212,7 @@ def test_commands_do_not_outlive_the_outbox(tmp_path: Path, monkeypatch: pytest.
     box.close(0.2)
     running = [Path(f"/proc/{path.read_text().strip()}/stat") for path in tmp_path.iterdir()]
     until(lambda: all(not path.exists() or ") Z " in path.read_text() for path in running), "their end")
-    assert [each.dropped for each in box.counts()] == [1, 1, 1]
+    assert [each.dropped for each in box.hooks()] == [1, 1, 1]
 
 
 def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,7 +228,7 @@ def test_what_happens_to_many_tables_is_joined(server: Receiver, monkeypatch: py
         box.put(notice(NoticeKind.GONE, name, "the Delta log is gone"))
         box.put(notice(NoticeKind.SYNCED, name))
     box.put(notice(NoticeKind.PARKED, "hr.a"))
-    until(lambda: [each.sent for each in box.counts()] == [21, 10, 20], "all of them")
+    until(lambda: [each.sent for each in box.hooks()] == [21, 10, 20], "all of them")
     told = {
         name: [len(each.get("notices", ["itself"])) for each in server.taken[f"/{name}"]] for name in ("all", "few")
     }
@@ -253,7 +252,7 @@ def test_joined_notices_stay_in_the_order_of_each_table(server: Receiver, monkey
     for kind in (NoticeKind.GONE, NoticeKind.RECOVERED, NoticeKind.PARKED):
         for name in names:
             box.put(notice(kind, name))
-    until(lambda: box.counts()[0].sent == 90, "all of them")
+    until(lambda: box.hooks()[0].sent == 90, "all of them")
     events: dict[str, list[str]] = {name: [] for name in names}
     for one in notices(server):
         events[one["table"]].append(one["event"])
@@ -270,7 +269,7 @@ def test_one_table_that_has_an_event_again_and_again_holds_nothing_up(
     for number in range(60):
         box.put(notice(NoticeKind.TARGET_CHANGED, text=str(number)))
     box.put(notice(NoticeKind.PARKED))
-    until(lambda: box.counts()[0].sent == 61, "all of them", wait_s=5)
+    until(lambda: box.hooks()[0].sent == 61, "all of them", wait_s=5)
     assert texts(server) == [*(f"a: {number}" for number in range(60)), "a: x"]
     assert len(server.taken["/"]) <= 4
     box.close(5)
@@ -289,6 +288,6 @@ def test_a_notice_that_is_always_refused_takes_no_others_with_it(monkeypatch: py
         box = outbox_of(HookSettings(url=f"{server.url}/"))
         for number in range(300):
             box.put(notice(NoticeKind.GONE, f"a{number}", "poison" if number == 77 else "x"))
-        until(lambda: box.counts()[0].sent + box.counts()[0].dropped == 300, "the end")
-        assert (box.counts()[0].sent, box.counts()[0].dropped) == (299, 1)
+        until(lambda: box.hooks()[0].sent + box.hooks()[0].dropped == 300, "the end")
+        assert (box.hooks()[0].sent, box.hooks()[0].dropped) == (299, 1)
         box.close(5)

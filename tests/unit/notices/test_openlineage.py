@@ -9,8 +9,8 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedField, StringType, StructType
 
+from daemon.notices.notice import Run, catalog_place, events_of
 from daemon.notices.openlineage import dataset_name, render
-from daemon.notices.runs import Run, catalog_place, events_of
 
 
 @pytest.mark.parametrize(

@@ -23,11 +23,10 @@ from daemon.config.settings import HealthSettings, TableSettings
 from daemon.config.share import Share
 from daemon.errors import ConfigInvalid
 from daemon.status.board import Topic, Unready
-from daemon.status.table_status import AccountCounts, Observation
+from daemon.status.table_status import Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.endpoints import SILENT_MAX_S, Api
-from daemon.web.guard import guard
-from daemon.web.server import WAITING_MAX, WebServer
+from daemon.web.server import WAITING_MAX, WebServer, guard
 from state import (
     Differences,
     FileKind,
@@ -169,7 +168,8 @@ def test_metrics_are_the_boards(server):
     samples = read_metrics(server)
     assert samples["dvsync_account_mismatches_total", "orders"] == 0
     assert ("dvsync_live_rows", "orders") not in samples
-    server.board.show("orders", replace(IN_STEP, accounts=AccountCounts(5, 1)))
+    server.board.show("orders", IN_STEP)
+    server.board.activity.count("orders", accounts_checked=5, account_mismatches=1)
     samples = read_metrics(server)
     assert samples["dvsync_accounts_checked_total", "orders"] == 5
     assert samples["dvsync_account_mismatches_total", "orders"] == 1
