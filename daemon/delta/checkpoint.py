@@ -23,7 +23,7 @@ from daemon.delta.row_groups import BATCH_ROWS, long_texts, parts_of
 from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
 from daemon.delta.uri import resolve_path
-from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.store.files import FileMeta
 from daemon.store.places import BLOCK_BYTES
 from daemon.store.storage import FileIOStorage
@@ -121,10 +121,8 @@ def read_sidecars(storage: FileIOStorage, checkpoint: Checkpoint) -> list[Sideca
 
 
 def _read_file(storage: FileIOStorage, path: str, columns: Sequence[str]) -> Iterator[Rows]:
-    try:
+    with errors_at(path=path):
         yield from _read_json(storage, path) if path.endswith(".json") else _read_parquet(storage, path, columns)
-    except SyncError as error:
-        raise error.located(path=path) from error.__cause__
 
 
 def _read_json(storage: FileIOStorage, path: str) -> Iterator[Rows]:

@@ -30,7 +30,7 @@ from daemon.delta.table_state import (
     check_rows,
     resolve_rows,
 )
-from daemon.errors import CorruptInput, SyncError
+from daemon.errors import CorruptInput, errors_at
 from daemon.store.storage import FileIOStorage
 
 T = TypeVar("T")
@@ -144,10 +144,8 @@ class _NewestFirst:
         for metadata in rows.metadata:
             self._metadata = self._metadata or metadata
         if rows.adds.num_rows:
-            try:
+            with errors_at(path=rows.path):
                 self._keep(self._without_superseded(resolve_rows(self._location, rows.adds)))
-            except SyncError as error:
-                raise error.located(path=rows.path) from error.__cause__
 
     def _keep(self, live: pa.RecordBatch) -> None:
         self._live.append(live)
@@ -165,10 +163,8 @@ class _NewestFirst:
             what = f"no {kind} action could be recovered from the log"
             raise CorruptInput(what, version=segment.version, path=folder, hint=hint)
         adds = pa.Table.from_batches(self._live, ADDS)
-        try:
+        with errors_at(version=segment.version, path=folder):
             check_rows(adds)
-        except SyncError as error:
-            raise error.located(version=segment.version, path=folder) from error.__cause__
         return ReplayedState(
             location=self._location,
             version=segment.version,

@@ -15,12 +15,12 @@ import pyarrow.parquet as pq
 from pyiceberg.types import DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
-from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
-from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
-from daemon.translate.metrics import Metrics, internal_form
+from daemon.translate.metrics import Metrics, internal_form, metrics_of
+from daemon.translate.partition_values import partition_of
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
@@ -61,15 +61,13 @@ class Inspector:
         check_path(path)
         footer = read_footer(self.storage, path, add.size)
         metrics = metrics_of(add, self.table, footer.num_rows)
-        try:
+        with errors_at(path=path):
             found, leaf_paths = self.check_schema(footer)
             self._check_partition(footer, leaf_paths, add)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.table.may_overflow:
                 for column in sorted(check_int96(found, metrics, self.table)):
                     self._check_moments(path, column)
-        except SyncError as error:
-            raise error.located(path=path) from error.__cause__
         return metrics, found
 
     def check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:

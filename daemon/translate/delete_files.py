@@ -94,9 +94,10 @@ def _vector_entry(file: PuffinFile, blob: Blob, spec_id: int, partition: Sequenc
     it, and Polars, would apply every Puffin file of a partition to all of its data files.
     """
     path = {FILE_PATH_ID: to_bytes(StringType(), blob.data_file)}
-    return _entry(
-        spec_id,
+    return data_file_record(
         partition,
+        spec_id=spec_id,
+        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PUFFIN,
         record_count=blob.cardinality,
@@ -116,7 +117,7 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
     bounds of `file_path`.
     """
     single = file.data_files[0][0] if len(file.data_files) == 1 else None
-    metrics: dict[str, dict[int, object]] = {}
+    metrics: dict[str, Any] = {}
     if single:
         path = to_bytes(StringType(), single)
         metrics = {
@@ -125,9 +126,10 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
             "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.lower_pos)},
             "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.upper_pos)},
         }
-    return _entry(
-        spec_id,
+    return data_file_record(
         partition,
+        spec_id=spec_id,
+        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PARQUET,
         record_count=file.positions,
@@ -136,12 +138,6 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
         referenced_data_file=single,
         **metrics,
     )
-
-
-def _entry(spec_id: int, partition: Sequence[object], **fields: Any) -> DataFile:
-    entry = data_file_record(partition, content=DataFileContent.POSITION_DELETES, **fields)
-    entry.spec_id = spec_id
-    return entry
 
 
 def delete_file_record(task: DeleteFileTask, file: DeleteFile) -> DeleteFileRecord:

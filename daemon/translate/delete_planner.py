@@ -21,7 +21,6 @@ from daemon.iceberg.manifests import EntryKey
 from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.puffin import SUFFIX
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import data_file_of
 from daemon.translate.delete_files import (
     DeleteFileResult,
     DeleteFileTask,
@@ -31,6 +30,7 @@ from daemon.translate.delete_files import (
     delete_file_entry,
     is_puffin,
 )
+from daemon.translate.metrics import data_file_of
 from daemon.translate.partition_values import decode_partition
 from daemon.translate.plan import CommitPlan, SyncPlan, by_manifest, is_unknown, moves_rows_only
 from daemon.translate.schema import TableSchema

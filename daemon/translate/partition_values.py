@@ -30,7 +30,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.errors import CorruptInput, Unsupported
+from daemon.delta.actions import AddFile
+from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.translate.schema import TableSchema
 
 EPOCH_DAY = date(1970, 1, 1)
@@ -139,17 +140,18 @@ def zone_of(text: str) -> str:
     return text[len("2020-01-01") :].lstrip("T 0123456789:.")
 
 
-def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """Return a value for each field of the spec, in its order, from an action's `partitionValues` (physical names)."""
-    return tuple(
-        parse_partition_value(
-            values.get(table.physical_names[field.source_id]),
-            table.schema.find_type(field.source_id),
-            field.name,
-            table.time_zone,
+def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
+    """Return the partition tuple of an add: a value for each field of the spec. Raises as `parse_partition_value`."""
+    with errors_at(path=add.path):
+        return tuple(
+            parse_partition_value(
+                add.partition_values.get(table.physical_names[field.source_id]),
+                table.schema.find_type(field.source_id),
+                field.name,
+                table.time_zone,
+            )
+            for field in table.specs[spec_id].fields
         )
-        for field in table.specs[spec_id].fields
-    )
 
 
 def encode_partition(partition: Record) -> tuple[str | None, ...]:
@@ -159,7 +161,7 @@ def encode_partition(partition: Record) -> tuple[str | None, ...]:
 
 
 def decode_partition(texts: Sequence[str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """Return the values of a partition tuple, as `partition_tuple` does. The inverse of `encode_partition`."""
+    """Return the values of a partition tuple, as `partition_of` does. The inverse of `encode_partition`."""
     types = [table.schema.find_type(field.source_id) for field in table.specs[spec_id].fields]
     # PyIceberg takes Hive's name of a null for a null, which is a text like another here.
     return tuple(
