@@ -24,7 +24,7 @@ from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
 from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput, Unsupported, errors_at
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from daemon.store.places import BLOCK_BYTES
 from daemon.store.storage import FileIOStorage
 from state.records import Long

@@ -16,7 +16,7 @@ from msgspec.structs import replace as with_fields
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, find_doubled
 from daemon.delta.uri import name_file
 from daemon.errors import CorruptInput, Unsupported
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from daemon.texts import excerpt
 from state.records import CommitIdentity, Long
 

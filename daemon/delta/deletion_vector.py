@@ -24,7 +24,7 @@ from daemon.delta.position_set import (
 )
 from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
-from daemon.store.files import Span
+from daemon.store.locations import Span
 from daemon.store.recent import Recent
 from daemon.store.storage import FileIOStorage
 from state.records import DeletionVectorDescriptor

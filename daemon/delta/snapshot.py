@@ -15,9 +15,8 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, Totals
 from daemon.delta.checkpoint import Rows, read_checkpoint
-from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment
 from daemon.delta.row_groups import too_large

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from daemon.delta.actions import AddFile, Identity, LogicalFile, Metadata, Protocol, find_doubled
 from daemon.delta.uri import PLAIN_PATH, describe, fold_identity, name_file
 from daemon.errors import CorruptInput, FileLiveTwice
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")

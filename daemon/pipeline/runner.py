@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from daemon.delta.actions import AddFile
-from daemon.delta.checksum import NO_DIFFERENCE
+from daemon.delta.actions import NO_DIFFERENCE, AddFile
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import replay

@@ -13,7 +13,7 @@ from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from daemon.store.files import FileMeta, Span
+from daemon.store.locations import FileMeta, Span
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from daemon.errors import ObjectStoreAway, Unsupported
-from daemon.store.files import FileMeta, Span, store_away
-from daemon.store.locations import canonical
+from daemon.store.locations import FileMeta, Span, canonical, store_away
 from daemon.store.object_store import S3Input, S3Object
 
 if TYPE_CHECKING:

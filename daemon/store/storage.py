@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.store.durable import is_local
-from daemon.store.files import FileMeta, Span, file_missing, store_away
+from daemon.store.locations import FileMeta, Span, file_missing, store_away
 from daemon.store.object_store import find_s3_object
 from daemon.store.places import BLOCK_BYTES, ArrowPlace, LocalPlace, S3Place, Source
 

@@ -21,7 +21,7 @@ from daemon.delta import row_groups, snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from daemon.store.places import Source
 from daemon.store.storage import FileIOStorage
 from tests.kit.examples import examples

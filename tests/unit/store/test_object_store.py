@@ -15,7 +15,7 @@ import pytest
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store import object_store
-from daemon.store.files import Span
+from daemon.store.locations import Span
 from daemon.store.object_store import find_s3_object
 from daemon.store.storage import FileIOStorage
 
