@@ -5,9 +5,10 @@ It is a position-delete file in format version 2, and a Puffin file with deletio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from sys import maxsize
+from typing import Any, TypeVar
 
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -17,6 +18,8 @@ from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.puffin import SUFFIX, Blob, PuffinFile
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping
+
+T = TypeVar("T")
 
 # Iceberg spec, "Position Delete Files".
 FILE_PATH_ID = 2147483546
@@ -35,6 +38,11 @@ class DvChange:
     before: DeletionVectorDescriptor | None
     after: DeletionVectorDescriptor
     partition: tuple[object, ...] = ()  # of its entry, if the entries of the delete file need it
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the deletion vectors to read."""
+        return self.after.size_in_bytes + (self.before.size_in_bytes if self.before else 0)
 
 
 @dataclass(frozen=True)
@@ -77,6 +85,22 @@ class Rewrite:
     old: DeleteFileRecord
     output_path: str
     kept: frozenset[str]
+
+
+def divided(
+    items: Iterable[T], size_of: Callable[[T], int], *, size_max: int, count_max: int = maxsize
+) -> Iterator[list[T]]:
+    """Yield neighbours together: at most `count_max`, and no more than `size_max` in all unless one alone is larger."""
+    part: list[T] = []
+    size = 0
+    for item in items:
+        if part and (len(part) == count_max or size + size_of(item) > size_max):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += size_of(item)
+    if part:
+        yield part
 
 
 def delete_file_entries(task: DeleteFileTask, file: DeleteFile) -> list[DataFile]:

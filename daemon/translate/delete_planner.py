@@ -28,6 +28,7 @@ from daemon.translate.delete_files import (
     Rewrite,
     delete_file_entries,
     delete_file_entry,
+    divided,
     is_puffin,
 )
 from daemon.translate.metrics import data_file_of
@@ -246,15 +247,10 @@ class DeletionVectors(DeletePlanner):
         for spec_id, each in changes:
             by_spec[spec_id].append(each)
         for spec_id, members in by_spec.items():
-            chunk: list[DvChange] = []
-            size_bytes = 0
-            for each in members:
-                if chunk and (len(chunk) == VECTORS_MAX or size_bytes + each.after.size_in_bytes > VECTOR_BYTES_MAX):
-                    yield spec_id, tuple(chunk)
-                    chunk, size_bytes = [], 0
-                chunk.append(each)
-                size_bytes += each.after.size_in_bytes
-            yield spec_id, tuple(chunk)
+            for part in divided(
+                members, lambda each: each.after.size_in_bytes, size_max=VECTOR_BYTES_MAX, count_max=VECTORS_MAX
+            ):
+                yield spec_id, tuple(part)
 
     def leaving(self, plan: SyncPlan) -> Set[str]:
         return {*plan.change.removed, *plan.change.dv_changed}
