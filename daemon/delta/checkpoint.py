@@ -7,8 +7,10 @@ files of a checkpoint. Tombstones are not read: only VACUUM needs them.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -20,7 +22,6 @@ import pyarrow.parquet as pq
 from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.commit_file import LINE_BYTES_MAX
 from daemon.delta.row_groups import BATCH_ROWS, long_texts, parts_of
-from daemon.delta.struct_stats import encode_stats
 from daemon.delta.table_state import ADDS, adds_batch
 from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput, Unsupported, errors_at
@@ -53,6 +54,10 @@ ADD_COLUMNS = dict.fromkeys(f"add.{names[0]}" for names in PLACES.values())
 COLUMNS = (*ADD_COLUMNS, *(f"metaData.{name}" for name in METADATA_FIELDS), "protocol", SIDECAR)
 # How writers of Parquet may declare a text to Arrow.
 TEXTS = {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
+# Stands in statistics for a date outside of the years 1 to 9999, in Delta's form. Readers of statistics ignore it.
+OTHER_YEARS = "+10000-01-01"
+
+_encoder = msgspec.json.Encoder(decimal_format="number")
 
 T = TypeVar("T")
 
@@ -241,6 +246,41 @@ def _column(rows: pa.Array, name: str) -> pa.Array:
     if not _is_like(rows.type, wanted):
         raise _corrupt(f"the checkpoint's add.{'.'.join(PLACES[name])} is {rows.type}, and should be {wanted}")
     return rows.cast(wanted)
+
+
+def encode_stats(stats: pa.StructArray) -> pa.Array:
+    """Encode statistics as JSON, the form that commits have. Nulls stay null; null fields are omitted, as Delta does."""
+    rows = _with_texts(stats).to_pylist()
+    return pa.array([None if row is None else _encoder.encode(_as_json(row)).decode() for row in rows], pa.string())
+
+
+def _with_texts(values: pa.Array) -> pa.Array:
+    """Turn dates and timestamps at any depth into texts, because Python cannot represent all of them."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        fields = [field.name for field in kind]
+        arrays = [_with_texts(pc.struct_field(values, [number])) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(arrays, fields, mask=pc.is_null(values)) if arrays else values
+    # Arrow formats years outside this range wrongly, and Python and Iceberg's bounds cannot hold them.
+    ends = [date(1, 1, 1), date(9999, 12, 31)]
+    if pa.types.is_timestamp(kind):
+        zone = UTC if kind.tz else None
+        values = values.cast(pa.timestamp("us", zone and "UTC"), safe=False)
+        ends = [datetime(1, 1, 1, tzinfo=zone), datetime(9999, 12, 31, 23, 59, 59, tzinfo=zone)]
+    elif not pa.types.is_date32(kind):
+        return values
+    first, last = (pa.scalar(end, values.type) for end in ends)
+    known = pc.and_(pc.greater_equal(values, first), pc.less_equal(values, last))
+    return pc.if_else(known, values.cast(pa.string()), OTHER_YEARS)
+
+
+def _as_json(value: Any) -> Any:
+    """Remove nulls, and turn numbers that JSON cannot express into texts."""
+    if isinstance(value, dict):
+        return {name: _as_json(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:
