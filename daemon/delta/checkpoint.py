@@ -249,7 +249,7 @@ def _column(rows: pa.Array, name: str) -> pa.Array:
 
 
 def encode_stats(stats: pa.StructArray) -> pa.Array:
-    """Encode statistics as JSON, the form that commits have. Nulls stay null; null fields are omitted, as Delta does."""
+    """Encode statistics as JSON, the form in commits. Nulls stay null; null fields are omitted, as by Delta."""
     rows = _with_texts(stats).to_pylist()
     return pa.array([None if row is None else _encoder.encode(_as_json(row)).decode() for row in rows], pa.string())
 
