@@ -17,10 +17,10 @@ from daemon.translate.schema import TableSchema, translate_schema
 
 LEGACY = {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyDateTime": b""}
 LEGACY_INT96 = {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyINT96": b""}
-PLAIN = FileSchema(frozenset(), int96={}, days=frozenset({1, 2}))
-ALL_INT96 = FileSchema(frozenset(), int96={2: "t"}, days=frozenset({1}))
+PLAIN = FileSchema(days={1, 2})
+ALL_INT96 = FileSchema(int96={2: "t"}, days={1})
 # A file from before these columns were added.
-WITHOUT = FileSchema(frozenset(), int96={}, days=frozenset())
+WITHOUT = FileSchema()
 TIMES = {"type": "array", "elementType": "timestamp", "containsNull": True}
 
 
@@ -80,10 +80,10 @@ def test_days_of_the_present_calendar_pass(footer: dict[bytes, bytes], file: Fil
 def test_the_old_calendar_in_lists_and_partitions() -> None:
     """What lists hold has no statistics, so it is refused; partition values are not in the file at all."""
     bare = Metrics(1, {}, {}, {}, {})
-    only_elements = FileSchema(frozenset(), {}, frozenset({2}))
+    only_elements = FileSchema(days={2})
     with pytest.raises(Unsupported, match=r"column l\.element of"):
         check_calendar(LEGACY, only_elements, bare, table_of(("l", TIMES)))
-    only_day = FileSchema(frozenset(), {}, frozenset({1}))
+    only_day = FileSchema(days={1})
     check_calendar(LEGACY, only_day, bare, table_of(("d", "date"), ("x", "long"), partition=("d",)))
 
 
