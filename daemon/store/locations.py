@@ -47,12 +47,9 @@ def parts_below(path: str, place: str) -> list[str] | None:
 
 def vacuum_cleans(location: str, source: str) -> bool:
     """Return whether VACUUM or log cleanup of the Delta table at `source` would remove files at `location`."""
-    below = (parts_below(inner, outer) for inner in _spellings(location) for outer in _spellings(source))
+    inner, outer = ({canonical(place), real(place)} for place in (location, source))
+    below = (parts_below(path, place) for path in inner for place in outer)
     return any(parts is not None and not _is_hidden(parts) for parts in below)
-
-
-def _spellings(place: str) -> set[str]:
-    return {canonical(place), real(place)}
 
 
 def _is_hidden(parts: list[str]) -> bool:

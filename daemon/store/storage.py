@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
@@ -113,10 +112,6 @@ class FileIOStorage:
         """Return all bytes, or those in `span`; fewer only if the file ends inside `span`."""
         with _store_errors(path):
             return self._at(path).read(span)
-
-    def read_spans(self, spans: Sequence[tuple[str, Span]]) -> list[bytes]:
-        """Read from many files as `read` does; at the same time where each is a request to another machine."""
-        return map_files(lambda each: self.read(*each), spans, itemgetter(0))
 
     def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
         """Return the file's metadata and all of its bytes, in blocks of about BLOCK_BYTES.
