@@ -10,7 +10,7 @@ import pytest
 
 from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
-from daemon.translate.calendar import check_calendar, check_int96
+from daemon.pipeline.inspection import FIRST_DAY, FIRST_MICROS, check_calendar, check_int96
 from daemon.translate.file_schema import FileSchema
 from daemon.translate.metrics import Metrics, parse_stats
 from daemon.translate.schema import TableSchema, translate_schema
@@ -105,7 +105,5 @@ def test_int96_within_nanoseconds_passes(time: str | None) -> None:
 
 def test_the_limits_are_the_calendars() -> None:
     """The numbers of the module are the days that its text names."""
-    from daemon.translate import calendar  # noqa: PLC0415
-
-    assert (date(1582, 10, 15) - date(1970, 1, 1)).days == calendar.FIRST_DAY
-    assert (datetime(1900, 1, 1) - datetime(1970, 1, 1)).total_seconds() * 1e6 == calendar.FIRST_MICROS
+    assert (date(1582, 10, 15) - date(1970, 1, 1)).days == FIRST_DAY
+    assert (datetime(1900, 1, 1) - datetime(1970, 1, 1)).total_seconds() * 1e6 == FIRST_MICROS
