@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.commit_file import LINE_BYTES_MAX
 from daemon.delta.row_groups import BATCH_ROWS, long_texts, parts_of
-from daemon.delta.table_state import ADDS, adds_batch
+from daemon.delta.table_state import ADDS, PLACES, adds_batch
 from daemon.delta.uri import resolve_path
 from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.store.locations import FileMeta
@@ -30,19 +30,6 @@ from daemon.store.places import BLOCK_BYTES
 from daemon.store.storage import FileIOStorage
 from state.records import Long
 
-# PROTOCOL.md, "Checkpoint Schema": the places of ADDS's columns in the struct `add`.
-PLACES = {
-    "path": ("path",),
-    "partition_values": ("partitionValues",),
-    "size": ("size",),
-    "stats": ("stats",),
-    "dv_storage_type": ("deletionVector", "storageType"),
-    "dv_path": ("deletionVector", "pathOrInlineDv"),
-    "dv_offset": ("deletionVector", "offset"),
-    "dv_size": ("deletionVector", "sizeInBytes"),
-    "dv_cardinality": ("deletionVector", "cardinality"),
-    "base_row_id": ("baseRowId",),
-}
 # What every add and every deletion vector must have. Some writers have null for the partition values of a table without
 # partitions, but each has the column.
 NEVER_NULL = ("path", "size")
@@ -50,7 +37,7 @@ REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
 SIDECAR = "sidecar"
 # Small structs are read whole: if a column is not a struct, Arrow silently ignores `column.field`.
-ADD_COLUMNS = dict.fromkeys(f"add.{names[0]}" for names in PLACES.values())
+ADD_COLUMNS = dict.fromkeys(f"add.{place.partition('.')[0]}" for place in PLACES.values())
 COLUMNS = (*ADD_COLUMNS, *(f"metaData.{name}" for name in METADATA_FIELDS), "protocol", SIDECAR)
 # How writers of Parquet may declare a text to Arrow.
 TEXTS = {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
@@ -198,9 +185,8 @@ def _check_schema(schema: pa.Schema) -> None:
             raise _corrupt(f"the checkpoint's {name} is not a struct, but {schema.field(name).type}")
     if "add" in schema.names:
         for column in (*NEVER_NULL, "partition_values"):
-            (name,) = PLACES[column]
-            if schema.field("add").type.get_field_index(name) < 0:
-                raise _corrupt(f"the checkpoint's add has no {name}")
+            if schema.field("add").type.get_field_index(PLACES[column]) < 0:
+                raise _corrupt(f"the checkpoint's add has no {PLACES[column]}")
         for column in PLACES:
             _column(pa.nulls(0, schema.field("add").type), column)
 
@@ -229,7 +215,7 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
     for name in (*NEVER_NULL, *REQUIRED_OF_DV):
         column = columns[name] if name in NEVER_NULL else columns[name].filter(has_dv)
         if column.null_count:
-            raise _corrupt(f"an add of the checkpoint has no {'.'.join(PLACES[name])}")
+            raise _corrupt(f"an add of the checkpoint has no {PLACES[name]}")
     columns["uri"] = pa.nulls(len(rows), pa.string())
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=ADDS)
 
@@ -237,14 +223,14 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _column(rows: pa.Array, name: str) -> pa.Array:
     """Return one column of ADDS; all null if the struct has no such field."""
     wanted = ADDS.field(name).type
-    for step in PLACES[name]:
+    for step in PLACES[name].split("."):
         if not pa.types.is_struct(rows.type):
-            raise _corrupt(f"the checkpoint's add.{'.'.join(PLACES[name])} is not in a struct, but {rows.type}")
+            raise _corrupt(f"the checkpoint's add.{PLACES[name]} is not in a struct, but {rows.type}")
         if rows.type.get_field_index(step) < 0:
             return pa.nulls(len(rows), wanted)
         rows = pc.struct_field(rows, step)
     if not _is_like(rows.type, wanted):
-        raise _corrupt(f"the checkpoint's add.{'.'.join(PLACES[name])} is {rows.type}, and should be {wanted}")
+        raise _corrupt(f"the checkpoint's add.{PLACES[name]} is {rows.type}, and should be {wanted}")
     return rows.cast(wanted)
 
 
