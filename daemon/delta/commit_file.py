@@ -65,10 +65,7 @@ class CommitReader:
         self._lines = 0
 
     def decode(self) -> tuple[list[Line], Exception | None]:
-        """Return the actions, and the decoding error of the last line, which may be unfinished.
-
-        Raises `CorruptInput`, and `Unsupported` for a line that is too long.
-        """
+        """Return actions, and an unfinished last line's error. Raises `CorruptInput`; `Unsupported` for a long line."""
         actions: list[Line] = []
         lines = self._split()
         for number, line in enumerate(lines, 1):

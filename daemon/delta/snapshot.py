@@ -115,9 +115,6 @@ class _NewestFirst:
     Example: the checkpoint has `a`, `b` and `c`. Commit 6 removes `c`. Commit 7 removes `a` and adds it with the
     deletion vector `v`. So `a` with `v` is live, `a` and `c` without vectors are skipped in the checkpoint, `b` is
     live.
-
-    If a path is live more than once, Delta shows its rows as often, and the log is
-    refused. It is also refused if nobody can tell whether Delta removes a file (`fold_identity`).
     """
 
     def __init__(self, location: str) -> None:
@@ -181,7 +178,6 @@ class _NewestFirst:
         return pa.array(self._files.paths(), pa.string())
 
     def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
-        """Remove the adds that a later commit replaced or removed."""
         # Only rows whose path a later commit names are compared one by one, because that is slow.
         suspects = pc.is_in(adds["path"], self._named)
         live = [self._files.is_live(add.logical_file) for add in adds_from_batches([adds.filter(suspects)])]

@@ -220,12 +220,10 @@ def _holds_only(values: pa.Array, value: Any) -> bool:
 
 
 def _as_float(value: float | None) -> float | None:
-    """Round the number to a 32-bit float."""
     return None if value is None else float(pa.scalar(value, pa.float32()).as_py())
 
 
 def _timestamps(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays of timestamps in an array, at any depth."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         yield array

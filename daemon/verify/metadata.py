@@ -47,7 +47,6 @@ class MetadataCheck:
     """Compares a snapshot with Delta's live files. Only the files of one sample are in memory at a time.
 
     An `inspector` checks the columns of each file; None for an older snapshot, whose columns may have had other ids.
-
     Once `stop` is set, no more files are compared, and the result is of no use.
     """
 

@@ -69,10 +69,7 @@ def compare_positions(
 def compare_rows(
     delta: DataFrame, iceberg: DataFrame, columns: Sequence[str], sample: Sample, findings: Findings
 ) -> None:
-    """Compare the rows of Delta's own reader with those of Spark's Iceberg reader, in the files of `sample`.
-
-    Spark reads the files of the others as well.
-    """
+    """Compare the rows in the files of `sample`, as Delta's own reader and Spark's Iceberg reader return all rows."""
     rows = iceberg if has_positions(delta) else without_positions(iceberg)
     delta_hashes = _by_file(hash_rows(delta, columns), sample, is_encoded=True)
     iceberg_hashes = _by_file(hash_rows(rows, columns), sample, is_encoded=False)

@@ -23,9 +23,8 @@ from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_for
 from daemon.translate.existing_table import NAME_MAPPING, own_mapping
-from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
+from daemon.verify.findings import FILES_AT_ONCE, Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
-from daemon.verify.passes import FILES_AT_ONCE
 from daemon.verify.rows import compare_positions, compare_rows
 from state import Difference
 
@@ -148,7 +147,6 @@ class Verifier:
 
 
 def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, Marker]:
-    """Find the snapshot to compare, and what it shows."""
     current, marker = table.current_snapshot(), shown_by(table)
     if at is None or (marker and marker.version == at):
         if current is None or marker is None:
