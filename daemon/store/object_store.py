@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 # Without any answer for so long, a request fails. A request with a long answer may take longer in all.
 SILENCE_MAX: Final = timedelta(seconds=30)
 REQUEST_MAX: Final = timedelta(minutes=10)
-# A larger file is uploaded in parts of this size.
-PART_BYTES: Final = 8 << 20
 
 # What only Arrow's client can do, and regions whose hosts obstore names wrongly.
 _OTHER_PARTITIONS: Final = ("cn-", "us-iso", "eu-iso", "eusc-")
@@ -81,10 +79,10 @@ class S3Object(ArrowPlace):
             super().delete()
 
     def open_writer(self) -> WritableFile:
-        """Open a new file for writing. It exists once it is closed; up to PART_BYTES are one request."""
+        """Open a new file for writing. It exists once it is closed; up to BLOCK_BYTES are one request."""
         import obstore  # noqa: PLC0415 - most processes use no object store
 
-        return obstore.open_writer(self.store, self.key, buffer_size=PART_BYTES)
+        return obstore.open_writer(self.store, self.key, buffer_size=BLOCK_BYTES)
 
     def _meta(self, found: Any) -> FileMeta:
         return FileMeta(self.path, found["size"], int(found["last_modified"].timestamp() * 1000))

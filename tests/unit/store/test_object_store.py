@@ -234,7 +234,7 @@ def answering() -> Iterator[FileIOStorage]:
 def test_a_part_of_a_file_is_that_part(answering: FileIOStorage, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Also if the store sends the whole file, as HTTP allows, in more than one block."""
     monkeypatch.setattr(_Answering, "how", how)
-    monkeypatch.setattr(object_store, "PART_BYTES", 64)
+    monkeypatch.setattr(object_store, "BLOCK_BYTES", 64)
     for span in SPANS:
         assert answering.read("s3://b/f", span) == DATA[span.offset :][: span.size]
     for size in (20, len(DATA), len(DATA) + 1):
