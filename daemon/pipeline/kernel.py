@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import Final, TypeVar
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -72,7 +73,7 @@ def translate(
         yield from outputs.take_finished()
 
 
-class _Outputs:
+class _Outputs(AbstractContextManager["_Outputs"]):
     """The delete file that is being written, and the results of earlier ones.
 
     A small file goes to an object store when it is finished. Threads wait for that, up to REQUESTS_AT_ONCE of them. A
@@ -90,9 +91,6 @@ class _Outputs:
         self._task: DeleteFileTask | None = None
         self._writer: PositionDeleteWriter | PuffinWriter | None = None
         self._restored: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._senders.shutdown()
