@@ -27,7 +27,7 @@ DV_FIELDS = {
     "dv_size": "size_in_bytes",
     "dv_cardinality": "cardinality",
 }
-# The needed fields of an add: name and type of the column, and the place in the action.
+# PROTOCOL.md, "Add File and Remove File": the needed fields of an add, as column, type and place in the action.
 _FIELDS = (
     ("path", pa.string(), "path"),
     ("partition_values", pa.map_(pa.string(), pa.string()), "partitionValues"),
