@@ -301,25 +301,21 @@ def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[s
             lower, upper = _number(metrics.lower_bounds[field_id]), _number(metrics.upper_bounds[field_id])
             check_int96_micros(lower, upper, column)
         elif field_id in metrics.beyond:
-            raise _beyond_int96(column)
+            check_int96_micros(-math.inf, math.inf, column)
         elif field_id not in partitions and metrics.null_value_counts.get(field_id) != metrics.record_count:
             unproven.add(top_level)
     return unproven
 
 
-def check_int96_micros(lower: int, upper: int, column: str) -> None:
+def check_int96_micros(lower: float, upper: float, column: str) -> None:
     """Raise `Unsupported` when INT96 timestamps of `column` do not fit into 64-bit nanoseconds."""
     if lower < -INT96_MICROS_MAX or upper > INT96_MICROS_MAX:
-        raise _beyond_int96(column)
-
-
-def _beyond_int96(column: str) -> Unsupported:
-    return Unsupported(
-        f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars would "
-        "show as other times, without an error",
-        hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: follow "
-        "for this table if neither PyIceberg nor Polars reads it.",
-    )
+        raise Unsupported(
+            f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars "
+            "would show as other times, without an error",
+            hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: "
+            "follow for this table if neither PyIceberg nor Polars reads it.",
+        )
 
 
 def _number(bound: bytes) -> int:

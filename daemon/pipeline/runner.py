@@ -112,7 +112,7 @@ class Runner:
         if self._runs_here(fits=is_small and len(sizes_bytes) <= LOCAL_DELETION_VECTORS_MAX):
             return list(kernel(tasks))
         # Neighbours' deletion vectors are often in one file, which is then read once.
-        parts = list(divided(tasks, lambda task: len(task.changes), size_max=DVS_PER_TASK))
+        parts = list(divided(tasks, lambda task: len(task.changes), size_max=DVS_PER_TASK, count_max=DVS_PER_TASK))
         with self.spark.session() as spark:
             return list(map_on_spark(spark, parts, partial(kernel, at_once=self.spark.is_on_cluster)))
 

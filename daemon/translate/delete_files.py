@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from sys import maxsize
 from typing import Any, TypeVar
 
 from pyiceberg.conversions import to_bytes
@@ -87,9 +86,7 @@ class Rewrite:
     kept: frozenset[str]
 
 
-def divided(
-    items: Iterable[T], size_of: Callable[[T], int], *, size_max: int, count_max: int = maxsize
-) -> Iterator[list[T]]:
+def divided(items: Iterable[T], size_of: Callable[[T], int], *, size_max: int, count_max: int) -> Iterator[list[T]]:
     """Yield neighbours together: at most `count_max`, and no more than `size_max` in all unless one alone is larger."""
     part: list[T] = []
     size = 0

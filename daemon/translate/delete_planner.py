@@ -193,7 +193,6 @@ class PositionDeletes(DeletePlanner):
     may_have_former = False
 
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
-        """Yield the changes of each delete file, with the spec that they share. They also share the partition."""
         groups: dict[tuple[int, str], list[DvChange]] = defaultdict(list)
         for spec_id, change in changes:
             # Compare by repr, because NaN is not equal to itself. A group may be split, but must not mix partitions.

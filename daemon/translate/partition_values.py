@@ -39,7 +39,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 # Iceberg spec, "Primitive Types": whole numbers of 32 and 64 bits.
 INT_RANGE: Mapping[type[IcebergType], int] = {IntegerType: 1 << 31, LongType: 1 << 63}
-BOOLEANS = {"true": True, "false": False}
 # Of the texts that Python reads, Delta reads these as the same value. It takes others, such as `1_000`, for null.
 NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -81,8 +80,8 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
             raise ValueError(f"{text!r} is not a number")
         case IntegerType() | LongType():
             value = in_range(int(text), field_type)
-        case BooleanType() if text.lower() in BOOLEANS:
-            value = BOOLEANS[text.lower()]
+        case BooleanType() if text.lower() in ("true", "false"):
+            value = text.lower() == "true"
         case FloatType() | DoubleType():
             # -0.0 becomes 0.0: SQL treats them as equal, but engines that skip files by partition do not.
             value = float(text) + 0.0
