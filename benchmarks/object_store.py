@@ -20,6 +20,7 @@ from tempfile import TemporaryDirectory
 from urllib.request import Request, urlopen
 
 from moto.moto_server.threaded_moto_server import ThreadedMotoServer
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from benchmarks.commit_latency import DATA_FILES, ROWS, delete_one_row_each
 from benchmarks.report import conditions, parser, percentile, print_report
@@ -122,13 +123,13 @@ def send(table: HandmadeTable, options: dict[str, str], name: str) -> None:
 
 
 def get(options: dict[str, str], key: str) -> None:
-    found = find_s3_object(options, f"s3://{BUCKET}/{key}")
+    found = find_s3_object(options, f"s3://{BUCKET}/{key}", lambda: PyArrowFileIO(options))
     assert found
-    found.get()
+    found.read()
 
 
 def put(options: dict[str, str], key: str, data: bytes = SMALL) -> None:
-    found = find_s3_object(options, f"s3://{BUCKET}/{key}")
+    found = find_s3_object(options, f"s3://{BUCKET}/{key}", lambda: PyArrowFileIO(options))
     assert found
     with found.open_writer() as file:
         file.write(data)

@@ -7,6 +7,8 @@ sentence. All packages raise these errors; `scheduling` and `cli` react to them.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from shlex import quote
 from typing import ClassVar, Self
@@ -72,6 +74,15 @@ class SyncError(Exception):
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
         fields = {name: getattr(self, name) for name in ("hint", "table", "version", "path", "offset")}
         return partial(type(self), self.message, **fields), ()
+
+
+@contextmanager
+def errors_at(*, version: int | None = None, path: str | None = None) -> Iterator[None]:
+    """Add places to the errors of the block, as `SyncError.located` does."""
+    try:
+        yield
+    except SyncError as error:
+        raise error.located(version=version, path=path) from error.__cause__
 
 
 class Retryable(SyncError):

@@ -41,8 +41,7 @@ from daemon.store.storage import FileIOStorage
 from daemon.sync.context import Progress, as_sync_errors
 from daemon.sync.memory import as_sync_error, keep_rows
 from daemon.texts import counted
-from daemon.verify.findings import Proof, Sample, Scope
-from daemon.verify.passes import add_part, is_outweighed
+from daemon.verify.findings import Proof, Sample, Scope, add_part, is_outweighed
 from daemon.verify.verifier import Verifier
 from state import TableRecord
 

@@ -1,4 +1,4 @@
-"""Delta's actions, typed. Delta PROTOCOL.md, "Actions"; unknown fields and actions are ignored, as it demands."""
+"""Delta's actions and totals, typed. PROTOCOL.md, "Actions": unknown fields and actions are ignored."""
 
 from __future__ import annotations
 
@@ -111,6 +111,27 @@ class Commit(msgspec.Struct, frozen=True):
     @property
     def file_actions(self) -> tuple[FileAction, ...]:
         return (*self.adds, *self.removes)
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """PROTOCOL.md, "Version Checksum File": the live data files, and the rows that deletion vectors delete.
+
+    Writers may omit the file, and Delta computes each from the last one, so an error stays. A difference is a reason to
+    compare states, and no proof of an error in Iceberg.
+    """
+
+    files: Long = msgspec.field(name="numFiles")
+    size_bytes: Long = msgspec.field(name="tableSizeBytes")
+    deleted_rows: Long | None = msgspec.field(name="numDeletedRecordsOpt", default=None)
+
+    def more_than(self, other: Totals) -> Totals:
+        """Return by how much these totals are greater. A number that is missing on a side counts as equal."""
+        is_known = self.deleted_rows is not None and other.deleted_rows is not None
+        deleted_rows = (self.deleted_rows or 0) - (other.deleted_rows or 0) if is_known else 0
+        return Totals(self.files - other.files, self.size_bytes - other.size_bytes, deleted_rows)
+
+
+NO_DIFFERENCE = Totals(0, 0, 0)
 
 
 def find_doubled(values: Iterable[T]) -> tuple[T, int] | None:

@@ -7,8 +7,10 @@ files of a checkpoint. Tombstones are not read: only VACUUM needs them.
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -20,28 +22,14 @@ import pyarrow.parquet as pq
 from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.commit_file import LINE_BYTES_MAX
 from daemon.delta.row_groups import BATCH_ROWS, long_texts, parts_of
-from daemon.delta.struct_stats import encode_stats
-from daemon.delta.table_state import ADDS, adds_batch
+from daemon.delta.table_state import ADDS, PLACES, adds_batch
 from daemon.delta.uri import resolve_path
-from daemon.errors import CorruptInput, SyncError, Unsupported
-from daemon.store.files import FileMeta
+from daemon.errors import CorruptInput, Unsupported, errors_at
+from daemon.store.locations import FileMeta
 from daemon.store.places import BLOCK_BYTES
 from daemon.store.storage import FileIOStorage
 from state.records import Long
 
-# PROTOCOL.md, "Checkpoint Schema": the places of ADDS's columns in the struct `add`.
-PLACES = {
-    "path": ("path",),
-    "partition_values": ("partitionValues",),
-    "size": ("size",),
-    "stats": ("stats",),
-    "dv_storage_type": ("deletionVector", "storageType"),
-    "dv_path": ("deletionVector", "pathOrInlineDv"),
-    "dv_offset": ("deletionVector", "offset"),
-    "dv_size": ("deletionVector", "sizeInBytes"),
-    "dv_cardinality": ("deletionVector", "cardinality"),
-    "base_row_id": ("baseRowId",),
-}
 # What every add and every deletion vector must have. Some writers have null for the partition values of a table without
 # partitions, but each has the column.
 NEVER_NULL = ("path", "size")
@@ -49,10 +37,14 @@ REQUIRED_OF_DV = ("dv_storage_type", "dv_path", "dv_size", "dv_cardinality")
 METADATA_FIELDS = ("id", "schemaString", "partitionColumns", "configuration", "name", "description")
 SIDECAR = "sidecar"
 # Small structs are read whole: if a column is not a struct, Arrow silently ignores `column.field`.
-ADD_COLUMNS = dict.fromkeys(f"add.{names[0]}" for names in PLACES.values())
+ADD_COLUMNS = dict.fromkeys(f"add.{place.partition('.')[0]}" for place in PLACES.values())
 COLUMNS = (*ADD_COLUMNS, *(f"metaData.{name}" for name in METADATA_FIELDS), "protocol", SIDECAR)
 # How writers of Parquet may declare a text to Arrow.
 TEXTS = {pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()}
+# Stands in statistics for a date outside of the years 1 to 9999, in Delta's form. Readers of statistics ignore it.
+OTHER_YEARS = "+10000-01-01"
+
+_encoder = msgspec.json.Encoder(decimal_format="number")
 
 T = TypeVar("T")
 
@@ -121,10 +113,8 @@ def read_sidecars(storage: FileIOStorage, checkpoint: Checkpoint) -> list[Sideca
 
 
 def _read_file(storage: FileIOStorage, path: str, columns: Sequence[str]) -> Iterator[Rows]:
-    try:
+    with errors_at(path=path):
         yield from _read_json(storage, path) if path.endswith(".json") else _read_parquet(storage, path, columns)
-    except SyncError as error:
-        raise error.located(path=path) from error.__cause__
 
 
 def _read_json(storage: FileIOStorage, path: str) -> Iterator[Rows]:
@@ -195,9 +185,8 @@ def _check_schema(schema: pa.Schema) -> None:
             raise _corrupt(f"the checkpoint's {name} is not a struct, but {schema.field(name).type}")
     if "add" in schema.names:
         for column in (*NEVER_NULL, "partition_values"):
-            (name,) = PLACES[column]
-            if schema.field("add").type.get_field_index(name) < 0:
-                raise _corrupt(f"the checkpoint's add has no {name}")
+            if schema.field("add").type.get_field_index(PLACES[column]) < 0:
+                raise _corrupt(f"the checkpoint's add has no {PLACES[column]}")
         for column in PLACES:
             _column(pa.nulls(0, schema.field("add").type), column)
 
@@ -226,7 +215,7 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
     for name in (*NEVER_NULL, *REQUIRED_OF_DV):
         column = columns[name] if name in NEVER_NULL else columns[name].filter(has_dv)
         if column.null_count:
-            raise _corrupt(f"an add of the checkpoint has no {'.'.join(PLACES[name])}")
+            raise _corrupt(f"an add of the checkpoint has no {PLACES[name]}")
     columns["uri"] = pa.nulls(len(rows), pa.string())
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=ADDS)
 
@@ -234,15 +223,50 @@ def _decode_adds(batch: pa.RecordBatch) -> pa.RecordBatch:
 def _column(rows: pa.Array, name: str) -> pa.Array:
     """Return one column of ADDS; all null if the struct has no such field."""
     wanted = ADDS.field(name).type
-    for step in PLACES[name]:
+    for step in PLACES[name].split("."):
         if not pa.types.is_struct(rows.type):
-            raise _corrupt(f"the checkpoint's add.{'.'.join(PLACES[name])} is not in a struct, but {rows.type}")
+            raise _corrupt(f"the checkpoint's add.{PLACES[name]} is not in a struct, but {rows.type}")
         if rows.type.get_field_index(step) < 0:
             return pa.nulls(len(rows), wanted)
         rows = pc.struct_field(rows, step)
     if not _is_like(rows.type, wanted):
-        raise _corrupt(f"the checkpoint's add.{'.'.join(PLACES[name])} is {rows.type}, and should be {wanted}")
+        raise _corrupt(f"the checkpoint's add.{PLACES[name]} is {rows.type}, and should be {wanted}")
     return rows.cast(wanted)
+
+
+def encode_stats(stats: pa.StructArray) -> pa.Array:
+    """Encode statistics as JSON, the form in commits. Nulls stay null; null fields are omitted, as by Delta."""
+    rows = _with_texts(stats).to_pylist()
+    return pa.array([None if row is None else _encoder.encode(_as_json(row)).decode() for row in rows], pa.string())
+
+
+def _with_texts(values: pa.Array) -> pa.Array:
+    """Turn dates and timestamps at any depth into texts, because Python cannot represent all of them."""
+    kind = values.type
+    if pa.types.is_struct(kind):
+        fields = [field.name for field in kind]
+        arrays = [_with_texts(pc.struct_field(values, [number])) for number in range(kind.num_fields)]
+        return pa.StructArray.from_arrays(arrays, fields, mask=pc.is_null(values)) if arrays else values
+    # Arrow formats years outside this range wrongly, and Python and Iceberg's bounds cannot hold them.
+    ends = [date(1, 1, 1), date(9999, 12, 31)]
+    if pa.types.is_timestamp(kind):
+        zone = UTC if kind.tz else None
+        values = values.cast(pa.timestamp("us", zone and "UTC"), safe=False)
+        ends = [datetime(1, 1, 1, tzinfo=zone), datetime(9999, 12, 31, 23, 59, 59, tzinfo=zone)]
+    elif not pa.types.is_date32(kind):
+        return values
+    first, last = (pa.scalar(end, values.type) for end in ends)
+    known = pc.and_(pc.greater_equal(values, first), pc.less_equal(values, last))
+    return pc.if_else(known, values.cast(pa.string()), OTHER_YEARS)
+
+
+def _as_json(value: Any) -> Any:
+    """Remove nulls, and turn numbers that JSON cannot express into texts."""
+    if isinstance(value, dict):
+        return {name: _as_json(inner) for name, inner in value.items() if inner is not None}
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    return value
 
 
 def _is_like(found: pa.DataType, wanted: pa.DataType) -> bool:

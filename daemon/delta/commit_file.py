@@ -16,7 +16,7 @@ from msgspec.structs import replace as with_fields
 from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, RemoveFile, find_doubled
 from daemon.delta.uri import name_file
 from daemon.errors import CorruptInput, Unsupported
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from daemon.texts import excerpt
 from state.records import CommitIdentity, Long
 
@@ -65,10 +65,7 @@ class CommitReader:
         self._lines = 0
 
     def decode(self) -> tuple[list[Line], Exception | None]:
-        """Return the actions, and the decoding error of the last line, which may be unfinished.
-
-        Raises `CorruptInput`, and `Unsupported` for a line that is too long.
-        """
+        """Return actions, and an unfinished last line's error. Raises `CorruptInput`; `Unsupported` for a long line."""
         actions: list[Line] = []
         lines = self._split()
         for number, line in enumerate(lines, 1):

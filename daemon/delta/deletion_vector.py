@@ -24,9 +24,9 @@ from daemon.delta.position_set import (
 )
 from daemon.delta.uri import resolve_path
 from daemon.errors import Unsupported
-from daemon.store.files import Span
+from daemon.store.locations import Span
 from daemon.store.recent import Recent
-from daemon.store.storage import FileIOStorage
+from daemon.store.storage import FileIOStorage, map_files
 from state.records import DeletionVectorDescriptor
 
 MERGED_READ_BYTES_MAX: Final = 8 << 20
@@ -174,14 +174,21 @@ def read_vectors(
         else:
             end = place.offset + descriptor.size_in_bytes + FRAME_BYTES
             extents.append(_Extent(place.path, place.offset, end, index))
+
+    def read(neighbours: list[_Extent]) -> tuple[int, memoryview]:
+        # The read of a file's first DV includes the version byte at no cost. For other DVs the byte would need its own
+        # request, and it proves less than size, CRC and magic.
+        start = 0 if neighbours[0].offset <= FIRST_DV_OFFSET else neighbours[0].offset
+        span = Span(start, max(frame.end for frame in neighbours) - start)
+        return start, memoryview(storage.read(neighbours[0].path, span))
+
     groups = list(_merge_neighbours(sorted(extents)))
-    spans = [_span_of(neighbours) for neighbours in groups]
-    for neighbours, (path, span), part in zip(groups, spans, storage.read_spans(spans), strict=True):
-        data = memoryview(part)
-        if span.offset == 0 and data[:1] != bytes([FILE_VERSION]):
-            raise DVPlace(path, 0).corrupt(f"the file does not begin with the version byte {FILE_VERSION}")
+    for neighbours, (start, data) in zip(groups, map_files(read, groups, lambda each: each[0].path), strict=True):
+        if start == 0 and data[:1] != bytes([FILE_VERSION]):
+            place = DVPlace(neighbours[0].path, 0)
+            raise place.corrupt(f"the file does not begin with the version byte {FILE_VERSION}")
         for _, offset, end, number in neighbours:
-            frame = data[offset - span.offset : end - span.offset]
+            frame = data[offset - start : end - start]
             _check_frame(frame, descriptors[number].size_in_bytes, places[number])
             frames[number] = frame
             if recent and len(frame) <= RECENT_FRAME_BYTES_MAX:
@@ -215,14 +222,6 @@ def _merge_neighbours(frames: Sequence[_Extent]) -> Iterator[list[_Extent]]:
         group.append(frame)
     if group:
         yield group
-
-
-def _span_of(neighbours: Sequence[_Extent]) -> tuple[str, Span]:
-    # The read of a file's first DV includes the version byte at no cost. For other DVs the byte would need its own
-    # request, and it proves less than size, CRC and magic.
-    first = neighbours[0]
-    start = 0 if first.offset <= FIRST_DV_OFFSET else first.offset
-    return first.path, Span(start, max(frame.end for frame in neighbours) - start)
 
 
 def _check_frame(frame: memoryview, size_in_bytes: int, place: DVPlace) -> None:

@@ -123,15 +123,7 @@ class LargeSet:
         return bitmap
 
     def _frame_containers(self, containers: Sequence[int]) -> bytes:
-        """Serialize some of a bitmap's containers as a bitmap. RoaringFormatSpec, "General layout", little-endian.
-
-        2 B      cookie 12347
-        2 B      number n of containers, less 1
-        (n+7)/8  a bit for each container, lowest first: it is a run container
-        4 B * n  key and cardinality less 1, 2 B each
-        4 B * n  offset of each container from the cookie; only when n >= 4
-        n times  the container, as it was
-        """
+        """Serialize some of a bitmap's containers as a bitmap with the cookie 12347, as `_index_bitmap` reads it."""
         count = len(containers)
         flags = sum(self.are_runs[index] << bit for bit, index in enumerate(containers))
         pairs = chain.from_iterable((self.keys[index] & 0xFFFF, self.cardinalities[index] - 1) for index in containers)

@@ -13,11 +13,10 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from daemon.clock import Clock
-from daemon.delta.actions import Commit
-from daemon.delta.checksum import Totals
+from daemon.delta.actions import Commit, Totals
 from daemon.delta.commit_file import HEAD_BYTES, CommitReader, KnownCommit, compare_listed, identify, too_large
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
-from daemon.store.files import FileMeta, Span
+from daemon.store.locations import FileMeta, Span
 from daemon.store.storage import FileIOStorage
 from state.records import RECENT_COMMITS_MAX, CommitIdentity
 

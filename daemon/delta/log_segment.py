@@ -18,7 +18,7 @@ import msgspec
 from daemon.delta.checkpoint import Checkpoint, read_sidecars
 from daemon.delta.log import COMMIT_FILE, DeltaLog, last_commits, log_gone
 from daemon.errors import CorruptInput, ObjectMissing
-from daemon.store.files import FileMeta, Span
+from daemon.store.locations import FileMeta, Span
 from daemon.store.storage import FileIOStorage
 from state.records import RECENT_COMMITS_MAX, Int, Long
 

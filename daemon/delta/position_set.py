@@ -61,8 +61,6 @@ def as_bitmap(positions: PositionSet) -> BitMap64:
 
 def is_restored(before: PositionSet, after: PositionSet) -> bool:
     """Return whether `before - after` is not empty: rows came back. {1, 2} and {1, 5}: yes; {1} and {1, 5}: no."""
-    if len(before) > len(after):
-        return True
     if isinstance(before, BitMap64) and isinstance(after, BitMap64):
         return not before.issubset(after)
     before, after = _index_small(before), _index_small(after)

@@ -15,9 +15,8 @@ from typing import TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from daemon.delta.actions import AddFile, Commit, Metadata, Protocol
+from daemon.delta.actions import AddFile, Commit, Metadata, Protocol, Totals
 from daemon.delta.checkpoint import Rows, read_checkpoint
-from daemon.delta.checksum import Totals
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment
 from daemon.delta.row_groups import too_large
@@ -30,7 +29,7 @@ from daemon.delta.table_state import (
     check_rows,
     resolve_rows,
 )
-from daemon.errors import CorruptInput, SyncError
+from daemon.errors import CorruptInput, errors_at
 from daemon.store.storage import FileIOStorage
 
 T = TypeVar("T")
@@ -116,9 +115,6 @@ class _NewestFirst:
     Example: the checkpoint has `a`, `b` and `c`. Commit 6 removes `c`. Commit 7 removes `a` and adds it with the
     deletion vector `v`. So `a` with `v` is live, `a` and `c` without vectors are skipped in the checkpoint, `b` is
     live.
-
-    If a path is live more than once, Delta shows its rows as often, and the log is
-    refused. It is also refused if nobody can tell whether Delta removes a file (`fold_identity`).
     """
 
     def __init__(self, location: str) -> None:
@@ -144,10 +140,8 @@ class _NewestFirst:
         for metadata in rows.metadata:
             self._metadata = self._metadata or metadata
         if rows.adds.num_rows:
-            try:
+            with errors_at(path=rows.path):
                 self._keep(self._without_superseded(resolve_rows(self._location, rows.adds)))
-            except SyncError as error:
-                raise error.located(path=rows.path) from error.__cause__
 
     def _keep(self, live: pa.RecordBatch) -> None:
         self._live.append(live)
@@ -165,10 +159,8 @@ class _NewestFirst:
             what = f"no {kind} action could be recovered from the log"
             raise CorruptInput(what, version=segment.version, path=folder, hint=hint)
         adds = pa.Table.from_batches(self._live, ADDS)
-        try:
+        with errors_at(version=segment.version, path=folder):
             check_rows(adds)
-        except SyncError as error:
-            raise error.located(version=segment.version, path=folder) from error.__cause__
         return ReplayedState(
             location=self._location,
             version=segment.version,
@@ -186,7 +178,6 @@ class _NewestFirst:
         return pa.array(self._files.paths(), pa.string())
 
     def _without_superseded(self, adds: pa.RecordBatch) -> pa.RecordBatch:
-        """Remove the adds that a later commit replaced or removed."""
         # Only rows whose path a later commit names are compared one by one, because that is slow.
         suspects = pc.is_in(adds["path"], self._named)
         live = [self._files.is_live(add.logical_file) for add in adds_from_batches([adds.filter(suspects)])]

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from daemon.delta.actions import AddFile, Identity, LogicalFile, Metadata, Protocol, find_doubled
 from daemon.delta.uri import PLAIN_PATH, describe, fold_identity, name_file
 from daemon.errors import CorruptInput, FileLiveTwice
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from state.records import DeletionVectorDescriptor
 
 T = TypeVar("T")
@@ -27,22 +27,22 @@ DV_FIELDS = {
     "dv_size": "size_in_bytes",
     "dv_cardinality": "cardinality",
 }
-# A row for each live file: the needed fields of its add. `uri` is null until `resolve_rows`, and mostly afterwards.
-ADDS = pa.schema(
-    [
-        pa.field("path", pa.string()),
-        pa.field("partition_values", pa.map_(pa.string(), pa.string())),
-        pa.field("size", pa.int64()),
-        pa.field("stats", pa.string()),
-        pa.field("dv_storage_type", pa.string()),
-        pa.field("dv_path", pa.string()),
-        pa.field("dv_offset", pa.int32()),
-        pa.field("dv_size", pa.int32()),
-        pa.field("dv_cardinality", pa.int64()),
-        pa.field("base_row_id", pa.int64()),
-        pa.field("uri", pa.string()),
-    ]
+# PROTOCOL.md, "Add File and Remove File": the needed fields of an add, as column, type and place in the action.
+_FIELDS = (
+    ("path", pa.string(), "path"),
+    ("partition_values", pa.map_(pa.string(), pa.string()), "partitionValues"),
+    ("size", pa.int64(), "size"),
+    ("stats", pa.string(), "stats"),
+    ("dv_storage_type", pa.string(), "deletionVector.storageType"),
+    ("dv_path", pa.string(), "deletionVector.pathOrInlineDv"),
+    ("dv_offset", pa.int32(), "deletionVector.offset"),
+    ("dv_size", pa.int32(), "deletionVector.sizeInBytes"),
+    ("dv_cardinality", pa.int64(), "deletionVector.cardinality"),
+    ("base_row_id", pa.int64(), "baseRowId"),
 )
+PLACES = {name: place for name, _, place in _FIELDS}
+# A row for each live file. `uri` is null until `resolve_rows`, and mostly afterwards.
+ADDS = pa.schema([*((name, kind) for name, kind, _ in _FIELDS), ("uri", pa.string())])
 HINT_DOUBLED = (
     "Delta shows the file's rows as often, and Iceberg cannot. If its spellings differ, OPTIMIZE the table. If its "
     "deletion vectors differ, RESTORE an older version; or SET spark.databricks.delta.duplicateActionCheck.enabled = "

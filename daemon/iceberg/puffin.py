@@ -13,7 +13,7 @@ import msgspec
 from pyiceberg.io import FileIO
 
 from daemon.iceberg.delete_file_writer import DeleteFileWriter, damaged_deletes
-from daemon.store.files import Span
+from daemon.store.locations import Span
 from daemon.store.storage import FileIOStorage
 
 SUFFIX: Final = ".puffin"

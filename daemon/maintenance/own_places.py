@@ -15,8 +15,7 @@ from pyiceberg.table.locations import load_location_provider
 
 from daemon.iceberg.pyiceberg_ext.commits import writes_metadata_files
 from daemon.store.durable import is_local, local_path
-from daemon.store.files import FileMeta
-from daemon.store.locations import canonical, parts_below, real
+from daemon.store.locations import FileMeta, canonical, parts_below, real
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.transaction import kind_of

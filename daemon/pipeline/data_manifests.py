@@ -16,9 +16,9 @@ from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
 from daemon.store.durable import force_to_disk
 from daemon.store.storage import FileIOStorage
-from daemon.translate.data_files import data_file_of, partition_of
 from daemon.translate.file_schema import FileTraits
-from daemon.translate.partition_values import encode_partition
+from daemon.translate.metrics import data_file_of
+from daemon.translate.partition_values import encode_partition, partition_of
 from daemon.translate.schema import TableSchema
 from state import DeletionVectorDescriptor, LiveFile
 

@@ -1,8 +1,13 @@
-"""Inspects each data file before it is registered: its size and footer, and whether readers will agree with Delta."""
+"""Inspects each data file before it is registered: its size and footer, and whether readers will agree with Delta.
+
+Spark can store days before 1582-10-15 in the Julian calendar, and converts them when it reads. No Iceberg reader does.
+Arrow converts INT96 timestamps into 64-bit nanoseconds, which overflow silently before 1677 and after 2262.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -12,15 +17,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyiceberg.types import DoubleType, FloatType
+from pyiceberg.types import DateType, DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
-from daemon.errors import CorruptInput, SyncError, Unsupported
+from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.store.storage import FileIOStorage, check_path, map_files
-from daemon.translate.calendar import check_calendar, check_int96, check_int96_micros
-from daemon.translate.data_files import metrics_of, partition_of
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
-from daemon.translate.metrics import Metrics, internal_form
+from daemon.translate.metrics import Metrics, internal_form, metrics_of
+from daemon.translate.partition_values import partition_of
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
@@ -32,6 +36,18 @@ ARROW_SCHEMA = b"ARROW:schema"
 STATISTICS_STRING_MAX = 16
 # A number can have two spellings (0.0 and -0.0). With more distinct values, there is another number.
 SPELLINGS_MAX = 2
+# Spark's keys in a footer's metadata (DataSourceUtils.scala): its version, and that the file uses the Julian calendar.
+SPARK_VERSION = b"org.apache.spark.version"
+LEGACY_DATETIME = b"org.apache.spark.legacyDateTime"
+LEGACY_INT96 = b"org.apache.spark.legacyINT96"
+SPARK_VERSION_NUMBERS = re.compile(rb"(\d{1,9})\.(\d{1,9})")
+# Since these versions, Spark writes today's calendar unless a LEGACY key is set.
+DATETIME_SINCE, INT96_SINCE = (3, 0), (3, 1)
+# 1582-10-15 in days, and 1900-01-01 in microseconds: before 1900, old time zone offsets differ too.
+FIRST_DAY = -141_427
+FIRST_MICROS = -2_208_988_800_000_000
+# 64-bit nanoseconds can hold this many microseconds before and after 1970.
+INT96_MICROS_MAX = (1 << 63) // 1000
 
 
 @dataclass
@@ -61,15 +77,13 @@ class Inspector:
         check_path(path)
         footer = read_footer(self.storage, path, add.size)
         metrics = metrics_of(add, self.table, footer.num_rows)
-        try:
+        with errors_at(path=path):
             found, leaf_paths = self.check_schema(footer)
             self._check_partition(footer, leaf_paths, add)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.table.may_overflow:
                 for column in sorted(check_int96(found, metrics, self.table)):
                     self._check_moments(path, column)
-        except SyncError as error:
-            raise error.located(path=path) from error.__cause__
         return metrics, found
 
     def check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
@@ -206,12 +220,10 @@ def _holds_only(values: pa.Array, value: Any) -> bool:
 
 
 def _as_float(value: float | None) -> float | None:
-    """Round the number to a 32-bit float."""
     return None if value is None else float(pa.scalar(value, pa.float32()).as_py())
 
 
 def _timestamps(array: pa.Array) -> Iterator[pa.Array]:
-    """Yield the arrays of timestamps in an array, at any depth."""
     kind = array.type
     if pa.types.is_timestamp(kind):
         yield array
@@ -243,3 +255,69 @@ def check(
 ) -> Iterator[FileTraits]:
     """Check files that are live already against another schema, and yield their traits."""
     yield Inspector(FileIOStorage(properties), table).inspect(list(adds)).traits
+
+
+def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Metrics, table: TableSchema) -> None:
+    """Raise `Unsupported` naming a column that has, or may have, days of the Julian calendar."""
+    legacy: set[int] = set()
+    if _is_legacy(footer, LEGACY_DATETIME, DATETIME_SINCE):
+        legacy |= file.days
+    if _is_legacy(footer, LEGACY_INT96, INT96_SINCE):
+        legacy |= file.int96.keys()
+    if not legacy:
+        return
+    leaves = {field.field_id for field in table.leaves.values()}
+    partitions = {field.source_id for field in table.spec.fields}
+    for field_id in sorted(legacy - partitions):
+        field = table.schema.find_field(field_id)
+        lower, is_date = metrics.lower_bounds.get(field_id), isinstance(field.field_type, DateType)
+        is_null = metrics.null_value_counts.get(field_id) == metrics.record_count
+        is_modern = is_null or (lower is not None and _number(lower) >= (FIRST_DAY if is_date else FIRST_MICROS))
+        if not (field_id in leaves and is_modern):
+            raise Unsupported(
+                f"column {table.schema.find_column_name(field_id)} of the file has or may have values before "
+                f"{'1582-10-15' if is_date else '1900'}, stored in the Julian calendar: "
+                "Iceberg readers would show wrong days",
+                hint="Rewrite the file with Spark, and set spark.sql.parquet.datetimeRebaseModeInWrite and "
+                "spark.sql.parquet.int96RebaseModeInWrite to CORRECTED.",
+            )
+
+
+def _is_legacy(footer: Mapping[bytes, bytes], key: bytes, since: tuple[int, int]) -> bool:
+    version = SPARK_VERSION_NUMBERS.match(footer.get(SPARK_VERSION, b""))
+    return version is not None and (key in footer or (int(version[1]), int(version[2])) < since)
+
+
+def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[str]:
+    """Raise `Unsupported` naming an INT96 column whose statistics exceed what PyIceberg and Polars can show.
+
+    Returns the top-level columns, by their names in the file, whose statistics do not show the range of their values.
+    """
+    partitions = {field.source_id for field in table.spec.fields}
+    unproven = set()
+    for field_id, top_level in file.int96.items():
+        column = str(table.schema.find_column_name(field_id))
+        if field_id in metrics.lower_bounds:
+            lower, upper = _number(metrics.lower_bounds[field_id]), _number(metrics.upper_bounds[field_id])
+            check_int96_micros(lower, upper, column)
+        elif field_id in metrics.beyond:
+            check_int96_micros(-math.inf, math.inf, column)
+        elif field_id not in partitions and metrics.null_value_counts.get(field_id) != metrics.record_count:
+            unproven.add(top_level)
+    return unproven
+
+
+def check_int96_micros(lower: float, upper: float, column: str) -> None:
+    """Raise `Unsupported` when INT96 timestamps of `column` do not fit into 64-bit nanoseconds."""
+    if lower < -INT96_MICROS_MAX or upper > INT96_MICROS_MAX:
+        raise Unsupported(
+            f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars "
+            "would show as other times, without an error",
+            hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: "
+            "follow for this table if neither PyIceberg nor Polars reads it.",
+        )
+
+
+def _number(bound: bytes) -> int:
+    """Decode a bound in days or microseconds. Iceberg spec, "Binary Single-Value Serialization": little-endian."""
+    return int.from_bytes(bound, "little", signed=True)

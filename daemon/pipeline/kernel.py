@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Final, Self, TypeVar
+from contextlib import AbstractContextManager
+from typing import Final, TypeVar
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store.durable import force_to_disk, is_local
 from daemon.store.recent import Recent
 from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage
-from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange, Rewrite, is_puffin
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange, Rewrite, divided, is_puffin
 
 READ_BYTES_MAX: Final = 16 << 20  # of DVs in memory at a time; a data file with larger ones is read alone
 READ_CHANGES_MAX: Final = 1024
@@ -61,31 +62,18 @@ def translate(
     """
     target = S3FileIO(dict(storage_properties if target_properties is None else target_properties))
     with _Outputs(FileIOStorage(storage_properties), target, table_location, at_once=at_once) as outputs:
-        for changes in _bounded(tasks):
-            outputs.add(changes)
+        changes = ((task, change) for task in tasks for change in task.changes)
+        for some in divided(
+            changes, lambda each: each[1].size_bytes, size_max=READ_BYTES_MAX, count_max=READ_CHANGES_MAX
+        ):
+            outputs.add(some)
             if len(outputs.finished) >= RESULTS_MAX:
                 yield from outputs.take_finished()
         outputs.finish()
         yield from outputs.take_finished()
 
 
-def _bounded(tasks: Iterable[DeleteFileTask]) -> Iterator[list[tuple[DeleteFileTask, DvChange]]]:
-    """Yield the changes in lists whose DVs are read and kept in memory together."""
-    changes: list[tuple[DeleteFileTask, DvChange]] = []
-    size_bytes = 0
-    for task in tasks:
-        for change in task.changes:
-            change_bytes = change.after.size_in_bytes + (change.before.size_in_bytes if change.before else 0)
-            if changes and (len(changes) == READ_CHANGES_MAX or size_bytes + change_bytes > READ_BYTES_MAX):
-                yield changes
-                changes, size_bytes = [], 0
-            changes.append((task, change))
-            size_bytes += change_bytes
-    if changes:
-        yield changes
-
-
-class _Outputs:
+class _Outputs(AbstractContextManager["_Outputs"]):
     """The delete file that is being written, and the results of earlier ones.
 
     A small file goes to an object store when it is finished. Threads wait for that, up to REQUESTS_AT_ONCE of them. A
@@ -103,9 +91,6 @@ class _Outputs:
         self._task: DeleteFileTask | None = None
         self._writer: PositionDeleteWriter | PuffinWriter | None = None
         self._restored: list[str] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._senders.shutdown()

@@ -7,8 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 
-from daemon.delta.actions import AddFile
-from daemon.delta.checksum import NO_DIFFERENCE
+from daemon.delta.actions import NO_DIFFERENCE, AddFile
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import replay
@@ -20,7 +19,7 @@ from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
 from daemon.spark.tasks import map_on_spark
 from daemon.store.storage import FileIOStorage
-from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
+from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, divided
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.metrics import Metrics
 from daemon.translate.schema import TableSchema
@@ -108,13 +107,14 @@ class Runner:
             storage_properties=dict(storage_properties),
             target_properties=dict(target_properties),
         )
-        changes = [change for task in tasks for change in task.changes]
-        size_bytes = sum(dv.size_in_bytes for change in changes for dv in (change.before, change.after) if dv)
-        fits = len(changes) <= LOCAL_DELETION_VECTORS_MAX and size_bytes <= LOCAL_DELETION_VECTOR_BYTES_MAX
-        if self._runs_here(fits=fits):
+        sizes_bytes = [change.size_bytes for task in tasks for change in task.changes]
+        is_small = sum(sizes_bytes) <= LOCAL_DELETION_VECTOR_BYTES_MAX
+        if self._runs_here(fits=is_small and len(sizes_bytes) <= LOCAL_DELETION_VECTORS_MAX):
             return list(kernel(tasks))
+        # Neighbours' deletion vectors are often in one file, which is then read once.
+        parts = list(divided(tasks, lambda task: len(task.changes), size_max=DVS_PER_TASK, count_max=DVS_PER_TASK))
         with self.spark.session() as spark:
-            return list(map_on_spark(spark, list(_chunks(tasks)), partial(kernel, at_once=self.spark.is_on_cluster)))
+            return list(map_on_spark(spark, parts, partial(kernel, at_once=self.spark.is_on_cluster)))
 
     def inspect_data_files(
         self, adds: Sequence[AddFile], table: TableSchema, storage: FileIOStorage, properties: Mapping[str, str]
@@ -133,17 +133,3 @@ class Runner:
 
     def _runs_here(self, *, fits: bool) -> bool:
         return fits if self.engine == "auto" else self.engine == "local"
-
-
-def _chunks(tasks: Sequence[DeleteFileTask]) -> Iterator[list[DeleteFileTask]]:
-    """Keep neighbours together: their deletion vectors are often in one file, which is then read once."""
-    chunk: list[DeleteFileTask] = []
-    dvs = 0
-    for task in tasks:
-        if chunk and dvs + len(task.changes) > DVS_PER_TASK:
-            yield chunk
-            chunk, dvs = [], 0
-        chunk.append(task)
-        dvs += len(task.changes)
-    if chunk:
-        yield chunk

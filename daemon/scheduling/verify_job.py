@@ -16,8 +16,7 @@ from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import described, warn_of
 from daemon.status.wording import differences_text
 from daemon.sync.context import TableContext, as_sync_errors
-from daemon.verify.findings import Level, Proof, Scope, hint_for
-from daemon.verify.passes import add_part, due_ms, next_part
+from daemon.verify.findings import Level, Proof, Scope, add_part, due_ms, hint_for, next_part
 from daemon.verify.verifier import Verifier
 from state import TableError
 

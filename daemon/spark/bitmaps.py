@@ -22,7 +22,7 @@ from daemon.errors import CorruptInput
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.spark.tasks import Answers, run_on_spark
 from daemon.store.durable import force_to_disk
-from daemon.store.files import store_away
+from daemon.store.locations import store_away
 from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 

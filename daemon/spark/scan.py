@@ -21,7 +21,7 @@ from daemon.delta.features import check_features, check_metadata, check_protocol
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import ReplayedState, replay
-from daemon.errors import SyncError
+from daemon.errors import errors_at
 from daemon.spark.compiled import new_object
 from daemon.spark.failures import known_errors
 from daemon.spark.scan_schema import ScanColumn, as_struct, scan_columns
@@ -58,7 +58,7 @@ def read_delta(
     log = DeltaLog(storage, normalize_location(location), SystemClock())
     state = replay(storage, log, load_log_segment(storage, log, version))
     assert state is not None, "a replay without bounds is whole"
-    try:
+    with errors_at(version=state.version, path=log.folder):
         check_protocol(state.protocol)
         check_metadata(state.metadata)
         columns = scan_columns(state.metadata)
@@ -66,8 +66,6 @@ def read_delta(
         with known_errors():
             files = _open_files(spark, state, columns)
             return _scan(spark, files, columns, keep_deleted=keep_deleted)
-    except SyncError as error:
-        raise error.located(version=state.version, path=log.folder) from error.__cause__
 
 
 def _scan(spark: SparkSession, files: DataFrame, columns: list[ScanColumn], *, keep_deleted: bool) -> DataFrame:

@@ -18,6 +18,7 @@ from daemon.delta.actions import AddFile, LogicalFile, Metadata, Protocol
 from daemon.delta.features import check_features, check_metadata, check_protocol, used_features
 from daemon.delta.log import DeltaLog, last_commits, log_gone
 from daemon.delta.table_state import (
+    PLACES,
     Reconciliation,
     TableState,
     adds_from_batches,
@@ -40,19 +41,6 @@ T = TypeVar("T")
 # Of an action: version, whether it is an add, and what it is about.
 Name = tuple[int, bool, LogicalFile]
 
-# The columns of `ADDS`, as Delta names them. Its replay has made paths canonical already.
-ADD_COLUMNS = (
-    "path",
-    "partitionValues AS partition_values",
-    "size",
-    "stats",
-    "deletionVector.storageType AS dv_storage_type",
-    "deletionVector.pathOrInlineDv AS dv_path",
-    "deletionVector.offset AS dv_offset",
-    "deletionVector.sizeInBytes AS dv_size",
-    "deletionVector.cardinality AS dv_cardinality",
-    "baseRowId AS base_row_id",
-)
 # What the log says about logical files.
 NAME_COLUMNS = (
     "version",
@@ -181,7 +169,8 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
             metadata=msgspec.json.decode(snapshot.metadata().json(), type=dict[str, Metadata])["metaData"],
             files=snapshot.numOfFiles(),
             recent_commits=recent_commits,
-            frame=live.selectExpr(*ADD_COLUMNS),
+            # Delta's replay has made paths canonical already.
+            frame=live.selectExpr(*(f"{place} AS {name}" for name, place in PLACES.items())),
         )
         # Afterwards: the fields above name what is broken in the log.
         check_certain(read_names(spark, log.location, snapshot))

@@ -16,8 +16,7 @@ from threading import Lock
 from typing import Final
 from uuid import uuid4
 
-from daemon.store.files import store_away
-from daemon.store.locations import canonical
+from daemon.store.locations import canonical, store_away
 
 # File systems combine fsync calls that arrive at the same time: twenty files take hardly longer than two.
 FORCED_AT_ONCE: Final = 16

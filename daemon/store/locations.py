@@ -1,4 +1,4 @@
-"""Spellings of locations, and whether one location is inside another.
+"""What is said of a file, wherever it is; the errors of its store; spellings of locations, and which is inside another.
 
 This is apart from `storage`, so that reading a configuration does not import PyIceberg, which is slow.
 """
@@ -6,7 +6,10 @@ This is apart from `storage`, so that reading a configuration does not import Py
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
+
+from daemon.errors import ObjectMissing, ObjectStoreAway
 
 # Delta, DeltaTableUtils.isHiddenDirectory: VACUUM skips folders named `_…` and `.…`, except these.
 NOT_HIDDEN = ("_delta_index", "_change_data", "_delta_log")
@@ -44,13 +47,48 @@ def parts_below(path: str, place: str) -> list[str] | None:
 
 def vacuum_cleans(location: str, source: str) -> bool:
     """Return whether VACUUM or log cleanup of the Delta table at `source` would remove files at `location`."""
-    below = (parts_below(inner, outer) for inner in _spellings(location) for outer in _spellings(source))
+    inner, outer = ({canonical(place), real(place)} for place in (location, source))
+    below = (parts_below(path, place) for path in inner for place in outer)
     return any(parts is not None and not _is_hidden(parts) for parts in below)
-
-
-def _spellings(place: str) -> set[str]:
-    return {canonical(place), real(place)}
 
 
 def _is_hidden(parts: list[str]) -> bool:
     return any(part.startswith(("_", ".")) and not part.startswith(NOT_HIDDEN) and "=" not in part for part in parts)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A half-open range of bytes: `size` bytes from `offset`."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class FileMeta:
+    """Metadata of one file, from a listing or `stat`. `modified_ms` is by the store's clock, epoch, UTC."""
+
+    path: str
+    size: int
+    modified_ms: int
+
+    @property
+    def name(self) -> str:
+        return self.path.rsplit("/", 1)[1]
+
+
+def file_missing(path: str) -> ObjectMissing:
+    return ObjectMissing(
+        "the file is not there",
+        path=path,
+        hint="Restore it, or take it out of the Delta table with RESTORE or an overwrite: dvsync continues by itself.",
+    )
+
+
+def store_away(path: str, error: OSError) -> ObjectStoreAway:
+    if isinstance(error, PermissionError):
+        hint = "Give the user that runs dvsync the right to read the file and its folders, or to write there."
+        return ObjectStoreAway(f"the store refuses: {error}", path=path, hint=hint)
+    return ObjectStoreAway(
+        f"the store does not answer: {error}", path=path, hint="Check the store, the network and the credentials."
+    )

@@ -8,68 +8,81 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
 
-from daemon.store.files import FileMeta, Span
+from daemon.store.locations import FileMeta, Span
+from daemon.store.places import BLOCK_BYTES, ArrowPlace, Source
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
     from obstore.store import ClientConfig, RetryConfig, S3Config, S3CredentialProvider, S3Store
+    from pyiceberg.io.pyarrow import PyArrowFileIO
 
 # Without any answer for so long, a request fails. A request with a long answer may take longer in all.
 SILENCE_MAX: Final = timedelta(seconds=30)
 REQUEST_MAX: Final = timedelta(minutes=10)
-# A larger file is uploaded in parts of this size.
-PART_BYTES: Final = 8 << 20
 
 # What only Arrow's client can do, and regions whose hosts obstore names wrongly.
 _OTHER_PARTITIONS: Final = ("cn-", "us-iso", "eu-iso", "eusc-")
 _ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
 
 
-@dataclass(frozen=True)
-class S3Object:
-    """One file on S3, which may not exist. Its methods raise FileNotFoundError and OSError."""
+class S3Object(ArrowPlace):
+    """One file or folder on S3. Arrow lists it, and removes files of a store without DeleteObjects."""
 
-    store: S3Store
-    key: str
-    path: str
+    appears_whole = True
 
-    def head(self) -> FileMeta:
+    def __init__(self, store: S3Store, key: str, path: str, open_io: Callable[[], PyArrowFileIO]) -> None:
+        super().__init__(path, open_io)
+        self.store = store
+        self.key = key
+
+    def find(self) -> FileMeta:
         with as_os_errors():
             return self._meta(self.store.head(self.key))
 
-    def get(self, span: Span | None = None) -> tuple[FileMeta, bytes]:
-        """Return the bytes in `span`, or all of them."""
-        if span is None:
-            return self._get()
+    def exists(self) -> bool:
+        return self.find() is not None
+
+    def open(self) -> Source:
+        size_bytes = self.find().size
+
+        def read_at(size: int, offset: int) -> bytes:
+            meta, data = self._get_span(Span(offset, size))
+            if meta.size != size_bytes:
+                raise OSError(f"the file had {size_bytes} bytes when it was opened, and has {meta.size} now")
+            return data
+
+        return Source(self.path, size_bytes, read_at)
+
+    def read(self, span: Span | None = None) -> bytes:
+        return (self._get_span(span) if span else self._get())[1]
+
+    def _get_span(self, span: Span) -> tuple[FileMeta, bytes]:
         if not span.size:
-            return self.head(), b""
+            return self.find(), b""
         start, end = span.offset, span.offset + span.size
         return self._get_range({"range": (start, end)}, lambda whole: range(whole)[start:end])
 
-    def get_tail(self, size: int) -> tuple[FileMeta, bytes]:
-        """Return the last `size` bytes, or all of a smaller file."""
+    def read_tail(self, size: int) -> tuple[FileMeta, bytes]:
         return self._get_range({"range": {"suffix": size}}, lambda whole: range(whole)[-size:])
 
-    def stream(self, block_bytes: int) -> tuple[FileMeta, Iterator[bytes]]:
-        """Return all bytes, in blocks of about `block_bytes`, which are fetched when they are asked for."""
+    def stream(self) -> tuple[FileMeta, Iterator[bytes]]:
         with as_os_errors():
             found = self.store.get(self.key)
-        return self._meta(found.meta), _blocks(found.stream(min_chunk_size=block_bytes))
+        return self._meta(found.meta), _blocks(found.stream(min_chunk_size=BLOCK_BYTES))
 
-    def delete(self) -> bool:
-        """Remove the file, which may be missing. One request. False if the store refused it."""
-        return delete_together([self])
+    def delete(self) -> None:
+        if not delete_together([self]):
+            super().delete()
 
     def open_writer(self) -> WritableFile:
-        """Open a new file for writing. It exists once it is closed; up to PART_BYTES are one request."""
+        """Open a new file for writing. It exists once it is closed; up to BLOCK_BYTES are one request."""
         import obstore  # noqa: PLC0415 - most processes use no object store
 
-        return obstore.open_writer(self.store, self.key, buffer_size=PART_BYTES)
+        return obstore.open_writer(self.store, self.key, buffer_size=BLOCK_BYTES)
 
     def _meta(self, found: Any) -> FileMeta:
         return FileMeta(self.path, found["size"], int(found["last_modified"].timestamp() * 1000))
@@ -91,7 +104,7 @@ class S3Object:
                 meta, data = self._cut(part)
             elif "416 Range Not Satisfiable" in str(error):
                 # S3 refuses a range that begins at the end of the file, or beyond it.
-                meta, data = self.head(), b""
+                meta, data = self.find(), b""
             else:
                 raise
         wanted = part(meta.size)
@@ -102,7 +115,7 @@ class S3Object:
 
     def _cut(self, part: Callable[[int], range]) -> tuple[FileMeta, bytes]:
         """Read the whole object for a part of it, with one block in memory beside that."""
-        meta, blocks = self.stream(PART_BYTES)
+        meta, blocks = self.stream()
         wanted = part(meta.size)
         data, offset = bytearray(), 0
         for block in blocks:
@@ -111,26 +124,6 @@ class S3Object:
             if offset >= wanted.stop:
                 break
         return meta, bytes(data)
-
-
-class S3Input:
-    """One file on S3 for random access. Raises as `S3Object` does, and OSError if another file takes its place."""
-
-    def __init__(self, remote: S3Object) -> None:
-        self._remote = remote
-        self._size = remote.head().size
-
-    def size(self) -> int:
-        return self._size
-
-    def read_at(self, size: int, offset: int) -> bytes:
-        meta, data = self._remote.get(Span(offset, size))
-        if meta.size != self._size:
-            raise OSError(f"the file had {self._size} bytes when it was opened, and has {meta.size} now")
-        return data
-
-    def close(self) -> None:
-        """Nothing is open between requests."""
 
 
 def delete_together(objects: Sequence[S3Object]) -> bool:
@@ -145,7 +138,9 @@ def delete_together(objects: Sequence[S3Object]) -> bool:
     return True
 
 
-def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | None:
+def find_s3_object(
+    properties: Mapping[str, str], location: str, open_io: Callable[[], PyArrowFileIO]
+) -> S3Object | None:
     """Return the file at `location`; None if Arrow's client must be used: on other stores, and see `_opened`.
 
     Raises OSError if AWS does not say the region of the bucket.
@@ -157,7 +152,7 @@ def find_s3_object(properties: Mapping[str, str], location: str) -> S3Object | N
     if scheme not in ("s3", "s3a", "s3n") or is_odd:
         return None
     store = _opened(bucket, frozenset(properties.items()))
-    return S3Object(store, key, location) if store else None
+    return S3Object(store, key, location, open_io) if store else None
 
 
 # One client for each bucket and configuration: all tables share its connections.

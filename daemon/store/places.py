@@ -1,4 +1,4 @@
-"""The stores: this machine, S3 by obstore, and what else PyArrow reads. One object stands for one file or folder.
+"""The stores: this machine, and what PyArrow reads; `object_store.py` has S3. One object stands for one file or folder.
 
 The methods raise OSError: FileNotFoundError if nothing is there. `storage.py` chooses the store of a path.
 """
@@ -14,12 +14,9 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlparse
 
 from daemon.errors import ObjectStoreAway, Unsupported
-from daemon.store.files import FileMeta, Span, store_away
-from daemon.store.locations import canonical
-from daemon.store.object_store import S3Input, S3Object
+from daemon.store.locations import FileMeta, Span, canonical, store_away
 
 if TYPE_CHECKING:
-    from pyarrow import NativeFile
     from pyarrow.fs import FileInfo, FileSystem
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
@@ -64,7 +61,8 @@ class ArrowPlace:
 
     def open(self) -> Source:
         fs, name = self._fs
-        return Source(fs.open_input_file(name), self.path)
+        file = fs.open_input_file(name)
+        return Source(self.path, file.size(), file.read_at, file.close)
 
     def read(self, span: Span | None) -> bytes:
         if span:
@@ -151,50 +149,21 @@ class LocalPlace(ArrowPlace):
         return entries
 
 
-class S3Place(ArrowPlace):
-    """A place on S3, by obstore where Arrow would ask for a file's size first."""
-
-    appears_whole = True
-
-    def __init__(self, remote: S3Object, open_io: Callable[[], PyArrowFileIO]) -> None:
-        super().__init__(remote.path, open_io)
-        self._remote = remote
-
-    def find(self) -> FileMeta | None:
-        return self._remote.head()
-
-    def exists(self) -> bool:
-        return self.find() is not None
-
-    def open(self) -> Source:
-        return Source(S3Input(self._remote), self.path)
-
-    def read(self, span: Span | None) -> bytes:
-        return self._remote.get(span)[1]
-
-    def read_tail(self, size: int) -> tuple[FileMeta, bytes] | None:
-        return self._remote.get_tail(size)
-
-    def stream(self) -> tuple[FileMeta, Iterator[bytes]] | None:
-        return self._remote.stream(BLOCK_BYTES)
-
-    def delete(self) -> None:
-        if not self._remote.delete():
-            super().delete()
-
-
 class Source(io.RawIOBase):
     """A file of a store. Its reads raise `ObjectStoreAway` if the store does not answer, and Arrow passes that on.
 
     Without this class, Arrow's `OSError` would mean both an unavailable store and broken bytes.
     """
 
-    def __init__(self, file: NativeFile | S3Input, path: str) -> None:
+    def __init__(
+        self, path: str, size_bytes: int, read_at: Callable[[int, int], Any], close: Callable[[], None] = lambda: None
+    ) -> None:
         super().__init__()
-        self._file = file
+        self.size_bytes = size_bytes
         self._path = path
+        self._read_at = read_at
+        self._close = close
         self._offset = 0
-        self.size_bytes: int = file.size()
 
     def readable(self) -> bool:
         return True
@@ -203,7 +172,7 @@ class Source(io.RawIOBase):
         return True
 
     def close(self) -> None:
-        self._file.close()
+        self._close()
         super().close()
 
     def tell(self) -> int:
@@ -218,7 +187,7 @@ class Source(io.RawIOBase):
         left = max(self.size_bytes - self._offset, 0)
         size = left if size is None or size < 0 else min(size, left)
         try:
-            data = bytes(self._file.read_at(size, self._offset)) if size else b""
+            data = bytes(self._read_at(size, self._offset)) if size else b""
             if len(data) != size:
                 raise OSError(f"of {size} bytes from {self._offset} on, {len(data)} came")
         except OSError as error:

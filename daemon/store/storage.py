@@ -9,14 +9,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from operator import itemgetter
 from typing import TYPE_CHECKING, TypeVar
 
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.store.durable import is_local
-from daemon.store.files import FileMeta, Span, file_missing, store_away
+from daemon.store.locations import FileMeta, Span, file_missing, store_away
 from daemon.store.object_store import find_s3_object
-from daemon.store.places import BLOCK_BYTES, ArrowPlace, LocalPlace, S3Place, Source
+from daemon.store.places import BLOCK_BYTES, ArrowPlace, LocalPlace, Source
 
 if TYPE_CHECKING:
     from pyiceberg.io.pyarrow import PyArrowFileIO
@@ -86,8 +85,7 @@ class FileIOStorage:
         if is_local(path):
             return LocalPlace(path, lambda: self._io)
         _check_parts(path)
-        remote = find_s3_object(self._properties, path)
-        return S3Place(remote, lambda: self._io) if remote else ArrowPlace(path, lambda: self._io)
+        return find_s3_object(self._properties, path, lambda: self._io) or ArrowPlace(path, lambda: self._io)
 
     def find_missing(self, paths: Sequence[str]) -> list[str]:
         """Return those of `paths` that do not exist, with one request for each."""
@@ -114,10 +112,6 @@ class FileIOStorage:
         """Return all bytes, or those in `span`; fewer only if the file ends inside `span`."""
         with _store_errors(path):
             return self._at(path).read(span)
-
-    def read_spans(self, spans: Sequence[tuple[str, Span]]) -> list[bytes]:
-        """Read from many files as `read` does; at the same time where each is a request to another machine."""
-        return map_files(lambda each: self.read(*each), spans, itemgetter(0))
 
     def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
         """Return the file's metadata and all of its bytes, in blocks of about BLOCK_BYTES.

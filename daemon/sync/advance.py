@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
 
-from daemon.delta.actions import Commit
-from daemon.delta.checksum import Totals
+from daemon.delta.actions import Commit, Totals
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
 from daemon.errors import CorruptInput, ObjectMissing, ResyncNeeded, StateMismatch, SyncError, Unsupported
 from daemon.iceberg.account import check_account, find_account

@@ -12,8 +12,7 @@ from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 
-from daemon.delta.actions import Commit, RemoveFile
-from daemon.delta.checksum import Totals
+from daemon.delta.actions import Commit, RemoveFile, Totals
 from daemon.delta.features import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.delta.uri import fold_identity

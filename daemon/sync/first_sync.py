@@ -13,7 +13,7 @@ from pyiceberg.table import Table
 from daemon.delta.actions import AddFile
 from daemon.delta.replay import TableChange
 from daemon.delta.table_state import TableState, check_unique
-from daemon.errors import SyncError
+from daemon.errors import errors_at
 from daemon.iceberg.account import Account
 from daemon.observe import tracing
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
@@ -47,11 +47,9 @@ def first_sync(
     with context.open_state() as state:
         # The later syncs take this time from the log, and Delta may report another one.
         timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
-        try:
+        with errors_at(version=state.version):
             timed = replace(state, timestamp_ms=timestamp_ms)
             return show_state(context, record, timed, existing, is_wanted=is_wanted)
-        except SyncError as error:
-            raise error.located(version=state.version) from error.__cause__
 
 
 def show_state(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import structlog
 
-from daemon.delta.checksum import NO_DIFFERENCE, Totals
+from daemon.delta.actions import NO_DIFFERENCE, Totals
 from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch, StateMismatch
 from daemon.iceberg.account import HINT_MISMATCH, Account

@@ -6,7 +6,6 @@ With column mapping, the ids are Delta's (PROTOCOL.md, "Column Mapping"), else d
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.table.name_mapping import MappedField
@@ -44,17 +43,6 @@ def column_id(value: Any) -> int:
     if not 0 <= number < HIDDEN_ID_START:
         raise ValueError(f"{number} is not a column id")
     return number
-
-
-@dataclass(frozen=True)
-class _NestedIds:
-    """The ids in a column's metadata for its elements, keys and values. `place` is the path of the current one."""
-
-    ids: Mapping[str, int]
-    place: str
-
-    def inside(self, name: str) -> _NestedIds:
-        return _NestedIds(self.ids, f"{self.place}.{name}")
 
 
 class _Before:
@@ -130,9 +118,10 @@ class Translation:
         # A struct gets its id before its fields do, the order in which Delta assigns ids (DeltaColumnMapping.scala).
         kept_id = self._mapped_id(metadata[MAPPING_ID]) if self._mapped else old.field_id if old else None
         field_id = self._new_id(path) if kept_id is None else kept_id
-        nested = _NestedIds(metadata.get(NESTED_IDS, {}), physical_name(field))
+        # The ids of its elements, keys and values, by the path of physical names.
+        ids, place = metadata.get(NESTED_IDS, {}), physical_name(field)
         old_type = old.field_type if old else None
-        field_type = self._type(field["type"], old_type, path, nested)
+        field_type = self._type(field["type"], old_type, path, ids, place)
         if old_type is not None and not _may_become(old_type, field_type):
             if self._mapped:
                 raise Unsupported(
@@ -143,14 +132,16 @@ class Translation:
                 )
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id(path)
-            field_type = self._type(field["type"], None, path, nested)
+            field_type = self._type(field["type"], None, path, ids, place)
         if is_collated(field):
             self.collated.add(field_id)
         # A column that was added later is missing in older files, so it must be nullable.
         required = not field["nullable"] and (old.required if old else before.is_first)
         return NestedField(field_id, name, field_type, required=required, doc=metadata.get("comment"))
 
-    def _type(self, delta_type: Any, old: IcebergType | None, path: Path, nested: _NestedIds) -> IcebergType:
+    def _type(
+        self, delta_type: Any, old: IcebergType | None, path: Path, ids: Mapping[str, int], place: str
+    ) -> IcebergType:
         if isinstance(delta_type, str):
             return primitive_type(delta_type, ".".join(path))
         kind = delta_type["type"]
@@ -165,27 +156,26 @@ class Translation:
         if kind == "array":
             element = old.element_field if isinstance(old, ListType) else None
             return ListType(
-                *self._inner(delta_type["elementType"], element, (*path, "element"), nested),
+                *self._inner(delta_type["elementType"], element, (*path, "element"), ids, place),
                 element_required=not delta_type["containsNull"],
             )
         if kind == "map":
             key, value = (old.key_field, old.value_field) if isinstance(old, MapType) else (None, None)
             return MapType(
-                *self._inner(delta_type["keyType"], key, (*path, "key"), nested),
-                *self._inner(delta_type["valueType"], value, (*path, "value"), nested),
+                *self._inner(delta_type["keyType"], key, (*path, "key"), ids, place),
+                *self._inner(delta_type["valueType"], value, (*path, "value"), ids, place),
                 value_required=not delta_type["valueContainsNull"],
             )
         raise unsupported_type(str(kind), ".".join(path))
 
     def _inner(
-        self, delta_type: Any, old: NestedField | None, path: Path, outer: _NestedIds
+        self, delta_type: Any, old: NestedField | None, path: Path, ids: Mapping[str, int], outer: str
     ) -> tuple[int, IcebergType]:
-        """Return id and type of an element, key or value."""
         # If column mapping gives ids to columns only, engines that read by id would show nulls in it, or fail.
-        nested = outer.inside(path[-1])
+        place = f"{outer}.{path[-1]}"
         if not self._mapped:
             field_id = old.field_id if old else self._new_id(path)
-        elif (given := nested.ids.get(nested.place)) is not None:
+        elif (given := ids.get(place)) is not None:
             field_id = self._mapped_id(given)
         else:
             raise Unsupported(
@@ -194,7 +184,7 @@ class Translation:
                 "(ICEBERG_COMPAT_VERSION = 2))), which turns the table's deletion vectors off and "
                 "UniForm on. Tables without column mapping may have arrays and maps.",
             )
-        return field_id, self._type(delta_type, old.field_type if old else None, path, nested)
+        return field_id, self._type(delta_type, old.field_type if old else None, path, ids, place)
 
 
 def mapped_inside(delta_type: Any, field_type: IcebergType) -> list[MappedField]:

@@ -60,7 +60,6 @@ METADATA_PROPERTIES = {
     "write.metadata.previous-versions-max": "100",
 }
 
-
 # How long log cleanup and VACUUM keep the log and older versions' files: table properties, and Delta's defaults.
 RETENTIONS_S = {"delta.logRetentionDuration": 30 * 86_400.0, "delta.deletedFileRetentionDuration": 7 * 86_400.0}
 
@@ -105,9 +104,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
 
     For example, `table` has the columns {a: 1, b: 2}, without column mapping, and Delta changes b from int to string:
     for Iceberg that is a new column, {a: 1, b: 3}. In files without field ids, the name b then leads to 3, so older
-    snapshots would show nulls in b: 2. `definition.misread` names them.
-
-    Raises `Unsupported`.
+    snapshots would show nulls in b: 2. `definition.misread` names them. Raises `Unsupported`.
     """
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))

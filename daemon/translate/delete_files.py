@@ -5,9 +5,9 @@ It is a position-delete file in format version 2, and a Puffin file with deletio
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
@@ -17,6 +17,8 @@ from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.puffin import SUFFIX, Blob, PuffinFile
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping
+
+T = TypeVar("T")
 
 # Iceberg spec, "Position Delete Files".
 FILE_PATH_ID = 2147483546
@@ -35,6 +37,11 @@ class DvChange:
     before: DeletionVectorDescriptor | None
     after: DeletionVectorDescriptor
     partition: tuple[object, ...] = ()  # of its entry, if the entries of the delete file need it
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the deletion vectors to read."""
+        return self.after.size_in_bytes + (self.before.size_in_bytes if self.before else 0)
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,20 @@ class Rewrite:
     kept: frozenset[str]
 
 
+def divided(items: Iterable[T], size_of: Callable[[T], int], *, size_max: int, count_max: int) -> Iterator[list[T]]:
+    """Yield neighbours together: at most `count_max`, and no more than `size_max` in all unless one alone is larger."""
+    part: list[T] = []
+    size = 0
+    for item in items:
+        if part and (len(part) == count_max or size + size_of(item) > size_max):
+            yield part
+            part, size = [], 0
+        part.append(item)
+        size += size_of(item)
+    if part:
+        yield part
+
+
 def delete_file_entries(task: DeleteFileTask, file: DeleteFile) -> list[DataFile]:
     """Make the manifest entries of a written file: one for each deletion vector in a Puffin file, else one."""
     if isinstance(file, PositionDeleteFile):
@@ -94,9 +115,10 @@ def _vector_entry(file: PuffinFile, blob: Blob, spec_id: int, partition: Sequenc
     it, and Polars, would apply every Puffin file of a partition to all of its data files.
     """
     path = {FILE_PATH_ID: to_bytes(StringType(), blob.data_file)}
-    return _entry(
-        spec_id,
+    return data_file_record(
         partition,
+        spec_id=spec_id,
+        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PUFFIN,
         record_count=blob.cardinality,
@@ -116,7 +138,7 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
     bounds of `file_path`.
     """
     single = file.data_files[0][0] if len(file.data_files) == 1 else None
-    metrics: dict[str, dict[int, object]] = {}
+    metrics: dict[str, Any] = {}
     if single:
         path = to_bytes(StringType(), single)
         metrics = {
@@ -125,9 +147,10 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
             "lower_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.lower_pos)},
             "upper_bounds": {FILE_PATH_ID: path, POS_ID: to_bytes(LongType(), file.upper_pos)},
         }
-    return _entry(
-        spec_id,
+    return data_file_record(
         partition,
+        spec_id=spec_id,
+        content=DataFileContent.POSITION_DELETES,
         file_path=file.path,
         file_format=FileFormat.PARQUET,
         record_count=file.positions,
@@ -136,12 +159,6 @@ def delete_file_entry(file: PositionDeleteFile, spec_id: int, partition: Sequenc
         referenced_data_file=single,
         **metrics,
     )
-
-
-def _entry(spec_id: int, partition: Sequence[object], **fields: Any) -> DataFile:
-    entry = data_file_record(partition, content=DataFileContent.POSITION_DELETES, **fields)
-    entry.spec_id = spec_id
-    return entry
 
 
 def delete_file_record(task: DeleteFileTask, file: DeleteFile) -> DeleteFileRecord:

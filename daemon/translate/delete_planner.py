@@ -21,7 +21,6 @@ from daemon.iceberg.manifests import EntryKey
 from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.puffin import SUFFIX
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import data_file_of
 from daemon.translate.delete_files import (
     DeleteFileResult,
     DeleteFileTask,
@@ -29,8 +28,10 @@ from daemon.translate.delete_files import (
     Rewrite,
     delete_file_entries,
     delete_file_entry,
+    divided,
     is_puffin,
 )
+from daemon.translate.metrics import data_file_of
 from daemon.translate.partition_values import decode_partition
 from daemon.translate.plan import CommitPlan, SyncPlan, by_manifest, is_unknown, moves_rows_only
 from daemon.translate.schema import TableSchema
@@ -192,7 +193,6 @@ class PositionDeletes(DeletePlanner):
     may_have_former = False
 
     def divide(self, changes: PlacedChanges) -> Iterator[tuple[int, tuple[DvChange, ...]]]:
-        """Yield the changes of each delete file, with the spec that they share. They also share the partition."""
         groups: dict[tuple[int, str], list[DvChange]] = defaultdict(list)
         for spec_id, change in changes:
             # Compare by repr, because NaN is not equal to itself. A group may be split, but must not mix partitions.
@@ -246,15 +246,10 @@ class DeletionVectors(DeletePlanner):
         for spec_id, each in changes:
             by_spec[spec_id].append(each)
         for spec_id, members in by_spec.items():
-            chunk: list[DvChange] = []
-            size_bytes = 0
-            for each in members:
-                if chunk and (len(chunk) == VECTORS_MAX or size_bytes + each.after.size_in_bytes > VECTOR_BYTES_MAX):
-                    yield spec_id, tuple(chunk)
-                    chunk, size_bytes = [], 0
-                chunk.append(each)
-                size_bytes += each.after.size_in_bytes
-            yield spec_id, tuple(chunk)
+            for part in divided(
+                members, lambda each: each.after.size_in_bytes, size_max=VECTOR_BYTES_MAX, count_max=VECTORS_MAX
+            ):
+                yield spec_id, tuple(part)
 
     def leaving(self, plan: SyncPlan) -> Set[str]:
         return {*plan.change.removed, *plan.change.dv_changed}

@@ -7,9 +7,9 @@ values: such a file is refused, with column and reason.
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import pyarrow as pa
 from pyiceberg.table.name_mapping import MappedField
@@ -57,7 +57,7 @@ REWRITE_INNER = (
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass
 class FileSchema:
     """The properties of a checked file, in which all readers find all columns.
 
@@ -68,20 +68,20 @@ class FileSchema:
     are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds.
     """
 
-    hidden: frozenset[Path]
-    int96: Mapping[int, str]
-    days: frozenset[int]
-    views: frozenset[int] = frozenset()
-    millis: frozenset[str] = frozenset()
-    hidden_ids: frozenset[tuple[int, Path]] = frozenset()
-    respelled: frozenset[Path] = frozenset()
+    hidden: set[Path] = dataclasses.field(default_factory=set)
+    hidden_ids: set[tuple[int, Path]] = dataclasses.field(default_factory=set)
+    respelled: set[Path] = dataclasses.field(default_factory=set)
+    int96: dict[int, str] = dataclasses.field(default_factory=dict)
+    views: set[int] = dataclasses.field(default_factory=set)
+    days: set[int] = dataclasses.field(default_factory=set)
+    millis: set[str] = dataclasses.field(default_factory=set)
 
     @property
     def traits(self) -> FileTraits:
-        return FileTraits(self.hidden | self.respelled, bool(self.millis), self.hidden_ids)
+        return FileTraits(frozenset(self.hidden | self.respelled), bool(self.millis), frozenset(self.hidden_ids))
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class FileTraits:
     """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet."""
 
@@ -131,16 +131,10 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         )
     walk = _Walk(has_ids=has_ids, table=table)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
-    found = FileSchema(
-        hidden=frozenset(walk.hidden),
-        int96=walk.int96,
-        days=frozenset(walk.days),
-        views=frozenset(walk.views),
-        # Hidden columns as well: a later version may name them.
-        millis=frozenset(field.name for field in schema if _in_parquet(field.type) in MILLIS),
-        hidden_ids=frozenset(walk.hidden_ids) - table.hidden_ids,
-        respelled=frozenset(walk.respelled),
-    )
+    found = walk.seen
+    found.hidden_ids -= table.hidden_ids
+    # Hidden columns as well: a later version may name them.
+    found.millis |= {field.name for field in schema if _in_parquet(field.type) in MILLIS}
     # Imported when there is a file: see daemon/iceberg/pyiceberg_ext/file_io.py.
     from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException, pyarrow_to_schema  # noqa: PLC0415
 
@@ -220,15 +214,10 @@ def _id(field: pa.Field) -> int | None:
 
 
 class _Walk:
-    """Walks over a file's fields and the name mapping in parallel, and collects the parts of `FileSchema`."""
+    """Walks over a file's fields and the name mapping in parallel."""
 
     def __init__(self, *, has_ids: bool, table: TableSchema) -> None:
-        self.hidden: set[Path] = set()
-        self.hidden_ids: set[tuple[int, Path]] = set()
-        self.respelled: set[Path] = set()
-        self.int96: dict[int, str] = {}
-        self.views: set[int] = set()
-        self.days: set[int] = set()
+        self.seen = FileSchema()
         self._spelled_otherwise: set[Path] = set()
         self._has_ids = has_ids
         self._table = table
@@ -247,7 +236,7 @@ class _Walk:
             mapped = by_name.get(field.name)
             if (mapped is None or mapped.field_id not in columns) and not self._table.needs_ids and name in spellings:
                 mapped = spellings[name]
-                self.respelled.add(path)
+                self.seen.respelled.add(path)
             if mapped is not None and (column := columns.get(mapped.field_id or 0)):
                 if field.name != mapped.names[0]:
                     self._spelled_otherwise.add(path)
@@ -258,8 +247,8 @@ class _Walk:
                         other = (*named, field.name)
                         raise _unreadable(other, f"carries the field id {field_id} of another column")
                     if field_id is not None:
-                        self.hidden_ids.add((field_id, inner))
-                self.hidden.update(
+                        self.seen.hidden_ids.add((field_id, inner))
+                self.seen.hidden.update(
                     (inner for inner, _ in _paths(field, path)) if mapped is None else _unmapped(field, mapped, path)
                 )
 
@@ -294,11 +283,11 @@ class _Walk:
         elif not _is_stored_as(kind, wanted):
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}")
         elif kind == INT96:
-            self.int96[column.field_id] = path[0]
+            self.seen.int96[column.field_id] = path[0]
         elif pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
-            self.views.add(column.field_id)
+            self.seen.views.add(column.field_id)
         elif isinstance(wanted, DateType | TimestamptzType):
-            self.days.add(column.field_id)
+            self.seen.days.add(column.field_id)
 
     def _inside(
         self,

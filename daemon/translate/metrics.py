@@ -1,4 +1,4 @@
-"""Delta's per-file statistics -> Iceberg metrics; what a Parquet footer says of the same values, of deleted rows too.
+"""Delta's per-file statistics -> Iceberg's metrics and data file record; what a Parquet footer says of all rows.
 
 Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
@@ -25,6 +25,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 from pyiceberg.conversions import to_bytes
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.types import (
     DateType,
     DecimalType,
@@ -39,6 +40,9 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
+from daemon.delta.actions import AddFile
+from daemon.errors import CorruptInput
+from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.translate.name_mapping import Path
 from daemon.translate.partition_values import (
     EPOCH,
@@ -225,6 +229,37 @@ def _moments(text: str, field_type: TimestampType | TimestamptzType) -> tuple[in
         raise ValueError(f"{text!r} has a zone")
     rest = OFFSET_REST_US if zone not in ("", "Z") and micros < OFFSETS_HAVE_SECONDS_UNTIL_US else 0
     return micros - rest, micros + MILLISECOND_REST_US + rest
+
+
+def metrics_of(add: AddFile, table: TableSchema, record_count: int) -> Metrics:
+    """Translate the metrics of an add. Raises `CorruptInput` when more than `record_count` rows are deleted."""
+    if add.deletion_vector and add.deletion_vector.cardinality > record_count:
+        raise CorruptInput(
+            f"the deletion vector has {add.deletion_vector.cardinality} positions, the file only {record_count} rows",
+            path=add.path,
+            hint="The log and this file do not belong together: restore the Delta table.",
+        )
+    return parse_stats(add.stats, table.leaves, record_count, has_dv=add.deletion_vector is not None)
+
+
+def data_file_of(
+    add: AddFile, metrics: Metrics, table: TableSchema, spec_id: int, partition: tuple[Any, ...]
+) -> DataFile:
+    """Make the record with which Iceberg registers the data file in place."""
+    return data_file_record(
+        partition,
+        spec_id=spec_id,
+        content=DataFileContent.DATA,
+        file_path=add.path,
+        file_format=FileFormat.PARQUET,
+        record_count=metrics.record_count,
+        file_size_in_bytes=add.size,
+        value_counts=metrics.value_counts or None,
+        null_value_counts=metrics.null_value_counts or None,
+        lower_bounds=metrics.lower_bounds or None,
+        upper_bounds=metrics.upper_bounds or None,
+        first_row_id=add.first_row_id if table.has_row_ids else None,
+    )
 
 
 def metrics_properties(table: TableSchema) -> dict[str, str]:

@@ -30,7 +30,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.errors import CorruptInput, Unsupported
+from daemon.delta.actions import AddFile
+from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.translate.schema import TableSchema
 
 EPOCH_DAY = date(1970, 1, 1)
@@ -38,7 +39,6 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 # Iceberg spec, "Primitive Types": whole numbers of 32 and 64 bits.
 INT_RANGE: Mapping[type[IcebergType], int] = {IntegerType: 1 << 31, LongType: 1 << 63}
-BOOLEANS = {"true": True, "false": False}
 # Of the texts that Python reads, Delta reads these as the same value. It takes others, such as `1_000`, for null.
 NUMBER = re.compile(r"[+-]?[0-9.]+([eE][+-]?[0-9]+)?|[+-]?(nan|inf|infinity)", re.IGNORECASE)
 DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -80,8 +80,8 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
             raise ValueError(f"{text!r} is not a number")
         case IntegerType() | LongType():
             value = in_range(int(text), field_type)
-        case BooleanType() if text.lower() in BOOLEANS:
-            value = BOOLEANS[text.lower()]
+        case BooleanType() if text.lower() in ("true", "false"):
+            value = text.lower() == "true"
         case FloatType() | DoubleType():
             # -0.0 becomes 0.0: SQL treats them as equal, but engines that skip files by partition do not.
             value = float(text) + 0.0
@@ -139,17 +139,18 @@ def zone_of(text: str) -> str:
     return text[len("2020-01-01") :].lstrip("T 0123456789:.")
 
 
-def partition_tuple(values: Mapping[str, str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """Return a value for each field of the spec, in its order, from an action's `partitionValues` (physical names)."""
-    return tuple(
-        parse_partition_value(
-            values.get(table.physical_names[field.source_id]),
-            table.schema.find_type(field.source_id),
-            field.name,
-            table.time_zone,
+def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
+    """Return the partition tuple of an add: a value for each field of the spec. Raises as `parse_partition_value`."""
+    with errors_at(path=add.path):
+        return tuple(
+            parse_partition_value(
+                add.partition_values.get(table.physical_names[field.source_id]),
+                table.schema.find_type(field.source_id),
+                field.name,
+                table.time_zone,
+            )
+            for field in table.specs[spec_id].fields
         )
-        for field in table.specs[spec_id].fields
-    )
 
 
 def encode_partition(partition: Record) -> tuple[str | None, ...]:
@@ -159,7 +160,7 @@ def encode_partition(partition: Record) -> tuple[str | None, ...]:
 
 
 def decode_partition(texts: Sequence[str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
-    """Return the values of a partition tuple, as `partition_tuple` does. The inverse of `encode_partition`."""
+    """Return the values of a partition tuple, as `partition_of` does. The inverse of `encode_partition`."""
     types = [table.schema.find_type(field.source_id) for field in table.specs[spec_id].fields]
     # PyIceberg takes Hive's name of a null for a null, which is a text like another here.
     return tuple(

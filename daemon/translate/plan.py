@@ -17,10 +17,9 @@ from daemon.delta.replay import TableChange
 from daemon.iceberg.account import NOTHING, Account
 from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.row_delta import RowDelta
-from daemon.translate.data_files import partition_of
 from daemon.translate.delete_files import UNKNOWN_DV, DeleteFile, DeleteFileResult, DeleteFileTask, DvChange, Rewrite
 from daemon.translate.metrics import Metrics
-from daemon.translate.partition_values import decode_partition
+from daemon.translate.partition_values import decode_partition, partition_of
 from daemon.translate.schema import TableSchema
 from state import DeleteFileRecord, DeletionVectorDescriptor, LiveFile, OrphanReason
 

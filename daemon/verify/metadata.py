@@ -24,9 +24,8 @@ from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
 from daemon.pipeline.inspection import STATISTICS_STRING_MAX, Inspector, read_footer
 from daemon.store.storage import FileIOStorage, map_files
-from daemon.translate.data_files import partition_of
 from daemon.translate.metrics import ColumnRange, Metrics, column_ranges, parse_stats
-from daemon.translate.partition_values import encode_partition
+from daemon.translate.partition_values import encode_partition, partition_of
 from daemon.translate.schema import TableSchema
 from daemon.verify.findings import Fault, Findings, Level, Sample
 from state import Difference
@@ -48,7 +47,6 @@ class MetadataCheck:
     """Compares a snapshot with Delta's live files. Only the files of one sample are in memory at a time.
 
     An `inspector` checks the columns of each file; None for an older snapshot, whose columns may have had other ids.
-
     Once `stop` is set, no more files are compared, and the result is of no use.
     """
 

@@ -1,29 +1,75 @@
-"""The third level: compares the values of all rows, column by column, as two readers return them."""
+"""The second and the third level: compares the rows, by position and by value, that readers of both tables return."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 import pyarrow as pa
+from pyroaring import BitMap64
 
+from daemon.delta.deletion_vector import read_position_sets
+from daemon.delta.position_set import as_bitmap
+from daemon.spark.bitmaps import decode_bitmap
 from daemon.spark.row_hashes import FILE, ROWS, differing_positions, has_positions, hash_rows, without_positions
 from daemon.store.locations import canonical
+from daemon.sync.context import TableContext
 from daemon.verify.findings import NAMED_MAX, POSITIONS_NAMED_MAX, Fault, Findings, Level, Sample
+from daemon.verify.metadata import FilePair
 from state import Difference
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
+# Of deletion vectors that are decoded at a time.
+VECTORS_AT_ONCE = 256
+
+
+def compare_positions(
+    context: TableContext, live: pa.Table, pairs: Sequence[FilePair], sample: Sample, findings: Findings
+) -> None:
+    """Compare the files of `pairs`, which are all files of `sample` in Delta, with those that Iceberg's readers return.
+
+    `live` has what `aggregate_positions` found: a row for each data file of which Spark's Iceberg reader returns rows.
+    """
+
+    def found(fault: Fault, path: str, detail: str, positions: Iterable[int] = ()) -> None:
+        first = tuple(islice(positions, POSITIONS_NAMED_MAX))
+        findings.add(Difference(Level.BITMAPS, fault, path, detail, positions=first))
+
+    # The bitmaps stay in the file that Spark's answer is in.
+    returned = {
+        path: (bitmap.as_buffer(), cardinality)
+        for batch in live.to_batches()
+        for path, bitmap, cardinality in zip(
+            batch["file"].to_pylist(), batch["bitmap"], batch["cardinality"].to_pylist(), strict=True
+        )
+        if sample.has(path)
+    }
+    for start in range(0, len(pairs), VECTORS_AT_ONCE):
+        some = pairs[start : start + VECTORS_AT_ONCE]
+        descriptors = [pair.add.deletion_vector for pair in some if pair.add.deletion_vector]
+        vectors = iter(read_position_sets(context.storage, context.location, descriptors))
+        for pair in some:
+            path, expected = pair.add.path, BitMap64(range(pair.entry.data_file.record_count))
+            if pair.add.deletion_vector:
+                expected -= as_bitmap(next(vectors))
+            bitmap = returned.pop(path, None)
+            positions = decode_bitmap(path, *bitmap) if bitmap else BitMap64()
+            if missing := expected - positions:
+                found(Fault.ROWS_MISSING, path, f"Spark does not return {len(missing)} rows that Delta has", missing)
+            if surplus := positions - expected:
+                found(Fault.ROWS_SURPLUS, path, f"Spark returns {len(surplus)} rows that Delta has deleted", surplus)
+    for path, (_, cardinality) in returned.items():
+        found(Fault.FILE_SURPLUS, path, f"Spark returns {cardinality} rows of the file, and Delta does not have it")
+
 
 def compare_rows(
     delta: DataFrame, iceberg: DataFrame, columns: Sequence[str], sample: Sample, findings: Findings
 ) -> None:
-    """Compare the rows of Delta's own reader with those of Spark's Iceberg reader, in the files of `sample`.
-
-    Spark reads the files of the others as well.
-    """
+    """Compare the rows in the files of `sample`, as Delta's own reader and Spark's Iceberg reader return all rows."""
     rows = iceberg if has_positions(delta) else without_positions(iceberg)
     delta_hashes = _by_file(hash_rows(delta, columns), sample, is_encoded=True)
     iceberg_hashes = _by_file(hash_rows(rows, columns), sample, is_encoded=False)

@@ -23,11 +23,9 @@ from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.translate.definition import shape_for
 from daemon.translate.existing_table import NAME_MAPPING, own_mapping
-from daemon.verify.bitmaps import BitmapCheck
-from daemon.verify.findings import Fault, Findings, Level, Proof, Sample, Scope
+from daemon.verify.findings import FILES_AT_ONCE, Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
-from daemon.verify.passes import FILES_AT_ONCE
-from daemon.verify.rows import compare_rows
+from daemon.verify.rows import compare_positions, compare_rows
 from state import Difference
 
 
@@ -100,10 +98,10 @@ class Verifier:
                 findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
             inspector = Inspector(storage, replace(schema, name_mapping=mapping or schema.name_mapping))
         metadata = MetadataCheck(table, snapshot, schema, storage, inspector, findings, stop)
-        bitmaps = None
+        live = None
         if level is not Level.METADATA:
             with context.step(Level.BITMAPS):
-                bitmaps = self._read_bitmaps(table, snapshot, scope.sample, findings)
+                live = self._read_positions(table, snapshot, scope.sample, findings)
         parts = scope.sample.split(max(1, math.ceil(state.files / FILES_AT_ONCE)))
         for number, part in enumerate(parts):
             with context.step(Level.METADATA):
@@ -111,12 +109,12 @@ class Verifier:
                 pairs = metadata.compare(state.find_adds(in_part), part)
             if stop.is_set():
                 return None
-            if bitmaps:
+            if live is not None:
                 with context.step(Level.BITMAPS):
-                    bitmaps.compare(pairs, part)
+                    compare_positions(context, live, pairs, part, findings)
             if context.progress:
                 context.progress.advanced(number + 1, len(parts), "files")
-        if level is Level.ROWS and bitmaps:
+        if level is Level.ROWS and live is not None:
             with context.step(Level.ROWS), context.runner.spark.session() as spark:
                 delta = read_delta(spark, context.location, state.version)
                 iceberg = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
@@ -133,24 +131,22 @@ class Verifier:
             seconds={each: self._seconds[each] for each in Level if each in self._seconds},
         )
 
-    def _read_bitmaps(self, table: Table, snapshot: Snapshot, sample: Sample, findings: Findings) -> BitmapCheck | None:
+    def _read_positions(self, table: Table, snapshot: Snapshot, sample: Sample, findings: Findings) -> pa.Table | None:
         """Let Spark's Iceberg reader return the positions of the sample's live rows. None if it refuses the table."""
         try:
             with self.context.runner.spark.session() as spark:
                 rows = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id).where(sample.condition(FILE))
-                live = collect(aggregate_positions(rows, file=FILE, position=POSITION))
+                return collect(aggregate_positions(rows, file=FILE, position=POSITION))
         except (CorruptInput, ObjectMissing) as error:
             path = error.path or table.metadata_location
             findings.add(Difference(Level.BITMAPS, Fault.UNREADABLE, path, error.message))
             return None
-        return BitmapCheck(live, self.context.storage, self.context.location, findings)
 
     def _took(self, level: str, seconds: float) -> None:
         self._seconds[level] = self._seconds.get(level, 0.0) + seconds
 
 
 def _find_shown(table: Table, at: int | None) -> tuple[Snapshot, Marker]:
-    """Find the snapshot to compare, and what it shows."""
     current, marker = table.current_snapshot(), shown_by(table)
     if at is None or (marker and marker.version == at):
         if current is None or marker is None:

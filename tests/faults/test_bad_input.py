@@ -39,7 +39,7 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.pipeline import runner
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from daemon.store.storage import FileIOStorage
 from daemon.sync import news
 from daemon.translate.definition import DELTA_FEATURES, DELTA_PROTOCOL

@@ -195,7 +195,7 @@ def test_files_that_delta_removed_before_the_next_poll_are_no_difference(world: 
 
 def test_a_large_table_is_covered_in_parts_over_restarts(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each part is other files. A pass that a kill cut short goes on where it was."""
-    set_constants(monkeypatch, {"daemon.verify.passes.FILES_AT_ONCE": 1})
+    set_constants(monkeypatch, {"daemon.verify.findings.FILES_AT_ONCE": 1})
     world.configure(period="3s")
     with daemon(world.config) as running:
         until(lambda: 0 < proof(running, "wrong").get("coverage", 0) < 1, "the first part")

@@ -32,8 +32,7 @@ from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import entries_of, live_entries
 from daemon.maintenance.compaction import Compaction, Compactor
 from daemon.pipeline.runner import Runner
-from daemon.store.files import Span
-from daemon.store.locations import normalize_location
+from daemon.store.locations import Span, normalize_location
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import DELETE_GRANULARITY
 from daemon.translate.delta_types import PRIMITIVES

@@ -25,7 +25,7 @@ from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.references import referenced_files
 from daemon.maintenance.cleanup import clean_up
 from daemon.maintenance.maintainer import Maintainer
-from daemon.store.files import Span
+from daemon.store.locations import Span
 from daemon.store.storage import FileIOStorage
 from daemon.sync import transaction
 from daemon.sync.outcomes import SyncResult

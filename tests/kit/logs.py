@@ -16,7 +16,7 @@ from daemon.clock import SystemClock
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.snapshot import ReplayedState, replay
-from daemon.store.files import FileMeta, Span
+from daemon.store.locations import FileMeta, Span
 from daemon.store.storage import FileIOStorage
 
 Action = dict[str, Any]

@@ -36,8 +36,9 @@ class FixedClock:
 
 
 def data_file(path: str, rows: int = 10, part: str | None = None, *, spec: PartitionSpec = UNPARTITIONED) -> DataFile:
-    record = data_file_record(
+    return data_file_record(
         [part for _ in spec.fields],
+        spec_id=spec.spec_id,
         content=DataFileContent.DATA,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -46,8 +47,6 @@ def data_file(path: str, rows: int = 10, part: str | None = None, *, spec: Parti
         value_counts={1: rows},
         lower_bounds={1: bytes(8)},
     )
-    record.spec_id = spec.spec_id
-    return record
 
 
 def delete_file(
@@ -58,8 +57,9 @@ def delete_file(
     *,
     spec: PartitionSpec = UNPARTITIONED,
 ) -> DataFile:
-    record = data_file_record(
+    return data_file_record(
         [part for _ in spec.fields],
+        spec_id=spec.spec_id,
         content=DataFileContent.POSITION_DELETES,
         file_path=path,
         file_format=FileFormat.PARQUET,
@@ -68,8 +68,6 @@ def delete_file(
         split_offsets=[4, 99],
         referenced_data_file=serves,
     )
-    record.spec_id = spec.spec_id
-    return record
 
 
 class StumblingCatalog(SqlCatalog):

@@ -18,6 +18,7 @@ from daemon.store.object_store import S3Object, as_os_errors, delete_together, f
 from daemon.store.recent import Recent
 
 if TYPE_CHECKING:
+    from pyiceberg.io.pyarrow import PyArrowFileIO
     from typing_extensions import Buffer
 
 MANIFEST_SUFFIX = ".avro"
@@ -36,30 +37,35 @@ class S3FileIO(FileIO):
     """
 
     @cached_property
-    def _arrow(self) -> FileIO:
+    def _arrow(self) -> PyArrowFileIO:
         from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - see the module
 
         return PyArrowFileIO(self.properties)
 
+    def _find_remote(self, location: str) -> S3Object | None:
+        return find_s3_object(self.properties, location, lambda: self._arrow)
+
     def new_input(self, location: str) -> InputFile:
         if is_local(location):
             return _LocalFile(location)
-        remote = find_s3_object(self.properties, location)
+        remote = self._find_remote(location)
         return _S3File(location, remote) if remote else self._arrow.new_input(location)
 
     def new_output(self, location: str) -> OutputFile:
-        remote = find_s3_object(self.properties, location)
+        remote = self._find_remote(location)
         return _S3File(location, remote) if remote else self._arrow.new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         path = location if isinstance(location, str) else location.location
-        remote = find_s3_object(self.properties, path)
-        if remote is None or not remote.delete():
+        remote = self._find_remote(path)
+        if remote:
+            remote.delete()
+        else:
             self._arrow.delete(path)
 
     def delete_together(self, locations: Sequence[str]) -> bool:
         """Remove files, which may be missing, with one request. False if they must be removed one by one."""
-        found = [each for location in locations if (each := find_s3_object(self.properties, location))]
+        found = [each for location in locations if (each := self._find_remote(location))]
         is_one_bucket = len(found) == len(locations) and all(each.store is found[0].store for each in found)
         return is_one_bucket and delete_together(found)
 
@@ -87,18 +93,17 @@ class _S3File(InputFile, OutputFile):
         self._output: S3Output | None = None
 
     def __len__(self) -> int:
-        return self._output.tell() if self._output else self._remote.head().size
+        return self._output.tell() if self._output else self._remote.find().size
 
     def exists(self) -> bool:
         try:
-            self._remote.head()
+            return self._remote.exists()
         except FileNotFoundError:
             return False
-        return True
 
     def open(self, seekable: bool = True) -> InputStream:
         data = written_manifests.find(self.location)
-        return io.BytesIO(self._remote.get()[1] if data is None else data)
+        return io.BytesIO(self._remote.read() if data is None else data)
 
     def create(self, overwrite: bool = False) -> OutputStream:
         """Open the file for writing. Names are unique, except the version hint's, which is always overwritten."""

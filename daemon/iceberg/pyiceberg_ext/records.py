@@ -127,9 +127,11 @@ def values_of(record: Record) -> list[Any]:
     return values
 
 
-def data_file_record(partition: Sequence[Any], **fields: Any) -> DataFile:
+def data_file_record(partition: Sequence[Any], *, spec_id: int = 0, **fields: Any) -> DataFile:
     """Make a `data_file` of Iceberg spec, "Data File Fields", by field names. Missing fields are null."""
-    return DataFile.from_args(_table_format_version=RECORD_VERSION, partition=Record(*partition), **fields)
+    record = DataFile.from_args(_table_format_version=RECORD_VERSION, partition=Record(*partition), **fields)
+    record.spec_id = spec_id
+    return record
 
 
 def entry_record(status: ManifestEntryStatus, data_file: DataFile, **fields: Any) -> ManifestEntry:

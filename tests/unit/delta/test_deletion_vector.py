@@ -22,7 +22,7 @@ from daemon.delta.deletion_vector import Vector, find_place, frame_bytes, read_p
 from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import PositionSet, check_positions, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
-from daemon.store.files import Span
+from daemon.store.locations import Span
 from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.examples import examples

@@ -15,7 +15,7 @@ from daemon.delta import commit_file
 from daemon.delta.commit_file import OPERATION_CHARACTERS_MAX
 from daemon.delta.log import UNFINISHED_COMMIT_MAX_MS, DeltaLog
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ResyncNeeded, SyncError, Unsupported
-from daemon.store.files import FileMeta, Span
+from daemon.store.locations import FileMeta, Span
 from state.records import CommitIdentity
 
 LOCATION = "s3://bucket/lake/t"

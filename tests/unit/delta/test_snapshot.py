@@ -21,7 +21,7 @@ from daemon.delta import row_groups, snapshot
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.delta.table_state import ADDS
 from daemon.errors import CommitIncomplete, CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
-from daemon.store.files import FileMeta
+from daemon.store.locations import FileMeta
 from daemon.store.places import Source
 from daemon.store.storage import FileIOStorage
 from tests.kit.examples import examples
@@ -560,8 +560,6 @@ class FailingFile:
     """A file of a store that answers some requests, and then no more."""
 
     def __init__(self, file: pa.NativeFile, answers: int) -> None:
-        self.size = file.size
-        self.close = file.close
         self._file = file
         self._answers = answers
 
@@ -585,7 +583,8 @@ def test_a_store_that_fails(
     monkeypatch.setattr(checkpoints, "BLOCK_BYTES", block_bytes)
 
     def open_input(path: str) -> Source:
-        return Source(FailingFile(pa.OSFile(path.removeprefix("file://")), answers), path)
+        file = pa.OSFile(path.removeprefix("file://"))
+        return Source(path, file.size(), FailingFile(file, answers).read_at, file.close)
 
     monkeypatch.setattr(log.storage, "open_input", open_input)
     with pytest.raises(ObjectStoreAway, match="no route to host"):

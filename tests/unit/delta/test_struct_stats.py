@@ -8,7 +8,7 @@ from decimal import Decimal
 
 import pyarrow as pa
 
-from daemon.delta.struct_stats import encode_stats
+from daemon.delta.checkpoint import encode_stats
 
 VALUES = pa.struct(
     [

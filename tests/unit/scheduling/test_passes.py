@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from daemon.config.settings import VerifySettings
-from daemon.verify.findings import Fault, Findings, Level, Proof, Sample
-from daemon.verify.passes import FILES_AT_ONCE, add_part, due_ms, next_part
+from daemon.verify.findings import FILES_AT_ONCE, Fault, Findings, Level, Proof, Sample, add_part, due_ms, next_part
 from state import SHARES, Difference
 
 

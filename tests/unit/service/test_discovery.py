@@ -12,7 +12,7 @@ from daemon.clock import SystemClock
 from daemon.config.load import load_settings
 from daemon.errors import ConfigInvalid
 from daemon.service.discovery import Found, discover
-from daemon.store.files import store_away
+from daemon.store.locations import store_away
 from daemon.store.storage import FileIOStorage
 
 CATALOGS = "catalogs: {local: {type: sql, uri: 'sqlite:///c.db', warehouse: warehouse}}\n"

@@ -11,12 +11,13 @@ from threading import Thread
 from typing import ClassVar
 
 import pytest
+from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.errors import ObjectStoreAway
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store import object_store
-from daemon.store.files import Span
-from daemon.store.object_store import find_s3_object
+from daemon.store.locations import Span
+from daemon.store.object_store import S3Object
 from daemon.store.storage import FileIOStorage
 
 KEYS = {"s3.access-key-id": "configured", "s3.secret-access-key": "secret"}
@@ -109,6 +110,10 @@ def test_keys_and_region_of_the_environment(server: Server, monkeypatch: pytest.
 def test_anonymous_requests_have_no_signature(server: Server) -> None:
     assert not FileIOStorage({**server.properties, "s3.anonymous": "true"}).exists("s3://bucket/a")
     assert "authorization" not in server.headers
+
+
+def find_s3_object(properties: dict[str, str], location: str) -> S3Object | None:
+    return object_store.find_s3_object(properties, location, lambda: PyArrowFileIO(properties))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +234,7 @@ def answering() -> Iterator[FileIOStorage]:
 def test_a_part_of_a_file_is_that_part(answering: FileIOStorage, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Also if the store sends the whole file, as HTTP allows, in more than one block."""
     monkeypatch.setattr(_Answering, "how", how)
-    monkeypatch.setattr(object_store, "PART_BYTES", 64)
+    monkeypatch.setattr(object_store, "BLOCK_BYTES", 64)
     for span in SPANS:
         assert answering.read("s3://b/f", span) == DATA[span.offset :][: span.size]
     for size in (20, len(DATA), len(DATA) + 1):

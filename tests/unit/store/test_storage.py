@@ -9,7 +9,7 @@ import pytest
 from pyarrow.fs import FileInfo, FileSelector, FileType, LocalFileSystem
 
 from daemon.errors import ObjectMissing, ObjectStoreAway
-from daemon.store.files import FileMeta, Span
+from daemon.store.locations import FileMeta, Span
 from daemon.store.storage import FileIOStorage
 
 ARROW = LocalFileSystem()

@@ -33,8 +33,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput
-from daemon.translate.data_files import data_file_of, metrics_of
-from daemon.translate.metrics import Metrics, metrics_properties, parse_stats
+from daemon.translate.metrics import Metrics, data_file_of, metrics_of, metrics_properties, parse_stats
 from daemon.translate.schema import translate_schema
 from state import DeletionVectorDescriptor
 

@@ -29,7 +29,7 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.delta.actions import Metadata
+from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput, Unsupported
 from daemon.iceberg.manifests import read_entries, write_manifest
 from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record
@@ -37,7 +37,7 @@ from daemon.translate.partition_values import (
     decode_partition,
     encode_partition,
     parse_partition_value,
-    partition_tuple,
+    partition_of,
     timestamp_micros,
 )
 from daemon.translate.schema import translate_schema
@@ -194,7 +194,12 @@ def test_a_tuple_in_the_order_of_the_spec() -> None:
     ]
     schema = json.dumps({"type": "struct", "fields": fields})
     table = translate_schema(Metadata("t", schema, ["c", "a", "b"], {"delta.columnMapping.mode": "name"}))
-    assert partition_tuple({"phys-a": "5", "phys-c": "1970-01-02", "b": "logical"}, table, 0) == (1, 5, None)
+    add = _add({"phys-a": "5", "phys-c": "1970-01-02", "b": "logical"})
+    assert partition_of(add, table, 0) == (1, 5, None)
+
+
+def _add(partition_values: dict[str, str | None]) -> AddFile:
+    return AddFile(path="a.parquet", partition_values=partition_values, size=1, data_change=True)
 
 
 VALUES = {
@@ -217,7 +222,7 @@ def test_a_partition_that_is_kept_is_the_entrys_own(tmp_path: Path, kind: str) -
     """What a manifest gives back is kept as what was put into it was, and is that value again."""
     fields = [{"name": "p", "type": kind, "nullable": True, "metadata": {}}]
     table = translate_schema(Metadata("t", json.dumps({"type": "struct", "fields": fields}), ["p"], {}))
-    tuples = [partition_tuple({"p": text}, table, 0) for text in (*VALUES[kind], None)]
+    tuples = [partition_of(_add({"p": text}), table, 0) for text in (*VALUES[kind], None)]
     io, where = PyArrowFileIO(), {"spec": table.spec, "schema": table.schema}
     written = [
         data_file_record(

@@ -20,9 +20,9 @@ from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.translate import delete_planner
-from daemon.translate.data_files import metrics_of
 from daemon.translate.delete_files import FILE_PATH_ID, POS_ID, UNKNOWN_DV, DeleteFileResult
 from daemon.translate.delete_planner import PositionDeletes
+from daemon.translate.metrics import metrics_of
 from daemon.translate.plan import CommitPlan, SyncPlan
 from daemon.translate.schema import TableSchema, translate_schema
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason

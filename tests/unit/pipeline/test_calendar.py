@@ -10,17 +10,17 @@ import pytest
 
 from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
-from daemon.translate.calendar import check_calendar, check_int96
+from daemon.pipeline.inspection import FIRST_DAY, FIRST_MICROS, check_calendar, check_int96
 from daemon.translate.file_schema import FileSchema
 from daemon.translate.metrics import Metrics, parse_stats
 from daemon.translate.schema import TableSchema, translate_schema
 
 LEGACY = {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyDateTime": b""}
 LEGACY_INT96 = {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyINT96": b""}
-PLAIN = FileSchema(frozenset(), int96={}, days=frozenset({1, 2}))
-ALL_INT96 = FileSchema(frozenset(), int96={2: "t"}, days=frozenset({1}))
+PLAIN = FileSchema(days={1, 2})
+ALL_INT96 = FileSchema(int96={2: "t"}, days={1})
 # A file from before these columns were added.
-WITHOUT = FileSchema(frozenset(), int96={}, days=frozenset())
+WITHOUT = FileSchema()
 TIMES = {"type": "array", "elementType": "timestamp", "containsNull": True}
 
 
@@ -80,10 +80,10 @@ def test_days_of_the_present_calendar_pass(footer: dict[bytes, bytes], file: Fil
 def test_the_old_calendar_in_lists_and_partitions() -> None:
     """What lists hold has no statistics, so it is refused; partition values are not in the file at all."""
     bare = Metrics(1, {}, {}, {}, {})
-    only_elements = FileSchema(frozenset(), {}, frozenset({2}))
+    only_elements = FileSchema(days={2})
     with pytest.raises(Unsupported, match=r"column l\.element of"):
         check_calendar(LEGACY, only_elements, bare, table_of(("l", TIMES)))
-    only_day = FileSchema(frozenset(), {}, frozenset({1}))
+    only_day = FileSchema(days={1})
     check_calendar(LEGACY, only_day, bare, table_of(("d", "date"), ("x", "long"), partition=("d",)))
 
 
@@ -105,7 +105,5 @@ def test_int96_within_nanoseconds_passes(time: str | None) -> None:
 
 def test_the_limits_are_the_calendars() -> None:
     """The numbers of the module are the days that its text names."""
-    from daemon.translate import calendar  # noqa: PLC0415
-
-    assert (date(1582, 10, 15) - date(1970, 1, 1)).days == calendar.FIRST_DAY
-    assert (datetime(1900, 1, 1) - datetime(1970, 1, 1)).total_seconds() * 1e6 == calendar.FIRST_MICROS
+    assert (date(1582, 10, 15) - date(1970, 1, 1)).days == FIRST_DAY
+    assert (datetime(1900, 1, 1) - datetime(1970, 1, 1)).total_seconds() * 1e6 == FIRST_MICROS
