@@ -17,7 +17,7 @@ from daemon.config.settings import TableSettings
 from daemon.texts import printable
 
 if TYPE_CHECKING:
-    from state import StateStore
+    from state.sql.store import StateStore
 
 AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]
 T = TypeVar("T")

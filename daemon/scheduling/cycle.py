@@ -26,7 +26,8 @@ from daemon.scheduling.observer import Observer
 from daemon.status.table_status import pause_status
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
-from state import Pause, ProofRecord, TableError, TableRecord, TableStore
+from state import Pause, ProofRecord, TableError, TableRecord
+from state.sql.tables import TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 

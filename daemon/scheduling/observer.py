@@ -14,7 +14,8 @@ from daemon.status.board import RUNS_MAX, Board
 from daemon.status.table_status import AccountCounts, Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.texts import counted
-from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
+from state import StateUnavailable, SyncRun, TableError, TableRecord
+from state.sql.tables import TableStore
 
 # Counting a table's files reads all its rows in the state database, so it may take 1/50 of the time.
 COUNT_SHARE = 50
