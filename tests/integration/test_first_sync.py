@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from daemon.errors import Unsupported
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
 from daemon.pipeline.runner import DVS_PER_TASK
-from daemon.spark.tasks import run_on_spark
+from daemon.spark.answers import run_on_spark
 from tests.kit.follow import Followed
 from tests.kit.handmade import HandmadeTable
 from tests.kit.images import DATA, Image, image_of
