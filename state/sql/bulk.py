@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Connection, Select, Table, Update, bindparam, insert, select, update
+from sqlalchemy import Column, Connection, Row, Select, Table, Update, bindparam, insert, select, update
 
 # SQLite takes 32,766 values in a statement, other databases fewer; longer lists do not get faster either.
 IN_LIST_MAX = 500
@@ -22,14 +22,17 @@ def batched(items: Iterable[T], batch_max: int = IN_LIST_MAX) -> Iterator[list[T
         yield batch
 
 
+def find_rows(
+    connection: Connection, statement: Select[Any], table_id: int, paths: Iterable[str]
+) -> Iterator[Row[Any]]:
+    """Yield what a statement with the parameters `table_id` and `paths` finds for any number of paths."""
+    for batch in batched(paths):
+        yield from connection.execute(statement, {"table_id": table_id, "paths": batch})
+
+
 def find_by_path(connection: Connection, column: Column[V], table_id: int, paths: Iterable[str]) -> dict[str, V]:
     """Find the value of `column` for each of `paths` that has a row in the column's table."""
-    by_path = _select_by_path(column)
-    return {
-        path: value
-        for batch in batched(paths)
-        for path, value in connection.execute(by_path, {"table_id": table_id, "paths": batch})
-    }
+    return {path: value for path, value in find_rows(connection, _select_by_path(column), table_id, paths)}
 
 
 def write_rows(

@@ -23,7 +23,7 @@ from state.records import (
     Outcome,
 )
 from state.sql import files as sql_files
-from state.sql.bulk import batched
+from state.sql.bulk import batched, find_rows
 from state.sql.files import SHOWN_BY_OLDER, change_written, live, live_file, orphaned, select_live_files
 from state.sql.models import (
     DATA_FILES,
@@ -63,9 +63,7 @@ _SERVING = (
     select(DV_MAPPINGS.c.delete_file_id)
     .distinct()
     .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
-    .where(
-        DATA_FILES.c.table_id == bindparam("table_id"), DATA_FILES.c.path.in_(bindparam("data_files", expanding=True))
-    )
+    .where(DATA_FILES.c.table_id == bindparam("table_id"), DATA_FILES.c.path.in_(bindparam("paths", expanding=True)))
 )
 _FORMER = (
     select(DEAD_VECTORS.c.delete_file_id)
@@ -73,7 +71,7 @@ _FORMER = (
     .join(DELETE_FILES, DELETE_FILES.c.id == DEAD_VECTORS.c.delete_file_id)
     .where(
         DELETE_FILES.c.table_id == bindparam("table_id"),
-        DEAD_VECTORS.c.data_file.in_(bindparam("data_files", expanding=True)),
+        DEAD_VECTORS.c.data_file.in_(bindparam("paths", expanding=True)),
     )
 )
 _SERVED = (
@@ -81,8 +79,7 @@ _SERVED = (
     .join(DV_MAPPINGS, DV_MAPPINGS.c.delete_file_id == DELETE_FILES.c.id)
     .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
     .where(
-        DELETE_FILES.c.table_id == bindparam("table_id"),
-        DELETE_FILES.c.path.in_(bindparam("delete_files", expanding=True)),
+        DELETE_FILES.c.table_id == bindparam("table_id"), DELETE_FILES.c.path.in_(bindparam("paths", expanding=True))
     )
 )
 
@@ -93,11 +90,7 @@ class FileLedger(Transactions):
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
         """Find the live files among `paths`, by path. The cost grows with `paths`, not with the table."""
         with self._read(table_id) as connection:
-            return {
-                row.path: live_file(row)
-                for batch in batched(paths)
-                for row in connection.execute(_LIVE_FILES_BY_PATH, {"table_id": table_id, "paths": batch})
-            }
+            return {row.path: live_file(row) for row in find_rows(connection, _LIVE_FILES_BY_PATH, table_id, paths)}
 
     def read_live_files(self, table_id: int) -> Iterator[LiveFile]:
         """Read every live file, sorted by path, in batches from the database. For resynchronising."""
@@ -123,21 +116,15 @@ class FileLedger(Transactions):
         """
         statement = _FORMER if dead else _SERVING
         with self._read(table_id) as connection:
-            delete_file_ids = {
-                delete_file_id
-                for batch in batched(data_files)
-                for delete_file_id in connection.scalars(statement, {"table_id": table_id, "data_files": batch})
-            }
-            return sql_files.read_delete_files(connection, delete_file_ids)
+            found = {row.delete_file_id for row in find_rows(connection, statement, table_id, data_files)}
+            return sql_files.read_delete_files(connection, found)
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
         """Find, for each of these delete files, the *live* data files whose positions it holds."""
         serving: dict[str, set[str]] = {path: set() for path in delete_files}
         with self._read(table_id) as connection:
-            for batch in batched(delete_files):
-                pairs = connection.execute(_SERVED, {"table_id": table_id, "delete_files": batch})
-                for delete_file, data_file in pairs:
-                    serving[delete_file].add(data_file)
+            for delete_file, data_file in find_rows(connection, _SERVED, table_id, delete_files):
+                serving[delete_file].add(data_file)
         return serving
 
     def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
