@@ -122,8 +122,9 @@ class Observer:
         if failure.is_news:
             duration_ms = self._clock.now_ms() - started_ms
             begun = None if record.synced_version is None else record.synced_version + 1
-            versions = {"from_version": begun, "to_version": error.version}
-            self._record_run(SyncRun(record.id, started_ms, duration_ms, error.kind, **versions, message=error.message))
+            self._record_run(
+                SyncRun(record.id, started_ms, duration_ms, error.kind, begun, error.version, message=error.message)
+            )
 
     def report_recovery(self, record: TableRecord, error: TableError) -> None:
         """Record as a run that the table's error ended without a change."""

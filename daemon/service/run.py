@@ -22,8 +22,7 @@ from daemon.service.fleet import WISHES_JOB, Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper, describe_process
 from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
-from daemon.spark.installed import check_jars, check_pipeline
-from daemon.spark.jars import with_readers
+from daemon.spark.jars import check_jars, check_pipeline, with_readers
 from daemon.status.board import Board, Topic, Unready
 from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import Api

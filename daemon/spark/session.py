@@ -22,8 +22,7 @@ from daemon.config.redaction import SECRET_KEY
 from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.observe import log as events
-from daemon.spark.installed import check_pipeline, check_session
-from daemon.spark.jars import DELTA_JAR, joined
+from daemon.spark.jars import DELTA_JAR, check_pipeline, check_session, joined
 from daemon.spark.jvm import JvmOutput, end_jvm, find_missing_jars, launch_jvm
 
 if TYPE_CHECKING:

@@ -17,8 +17,7 @@ import pytest
 from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.spark import installed
-from daemon.spark.installed import check_jars, check_pipeline, check_session
-from daemon.spark.jars import DELTA_JAR
+from daemon.spark.jars import DELTA_JAR, check_jars, check_pipeline, check_session
 from tests.kit.daemons import daemon
 from tests.kit.forking import run_forked
 from tests.kit.handmade import HandmadeTable

@@ -18,7 +18,7 @@ from daemon.config.load import load_settings
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.errors import PipelineAway
 from daemon.service import systemd
-from daemon.spark.installed import check_java
+from daemon.spark.jars import check_java
 from daemon.status.board import Topic, Unready
 from daemon.status.table_status import Observation
 from daemon.web.endpoints import Api
