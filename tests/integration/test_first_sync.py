@@ -296,7 +296,7 @@ def test_spark_tasks_force_what_they_write_to_the_disk(
 ) -> None:
     """Only they can: the manifests and delete files of a first sync are on the disk of the worker that wrote them."""
     log = tmp_path / "forced"
-    for module in ("tasks", "table_state"):
+    for module in ("answers", "table_state"):
         monkeypatch.setattr(
             f"daemon.spark.{module}.run_on_spark",
             lambda frame, function: run_on_spark(frame, partial(logging_fsync, function, log)),
