@@ -7,7 +7,7 @@ from functools import cache
 from itertools import islice
 from typing import Any, TypeVar
 
-from sqlalchemy import Column, Connection, Row, Select, Table, Update, bindparam, insert, select, update
+from sqlalchemy import Column, Connection, Select, Table, Update, bindparam, insert, select, update
 
 # SQLite takes 32,766 values in a statement, other databases fewer; longer lists do not get faster either.
 IN_LIST_MAX = 500
@@ -22,10 +22,8 @@ def batched(items: Iterable[T], batch_max: int = IN_LIST_MAX) -> Iterator[list[T
         yield batch
 
 
-def find_rows(
-    connection: Connection, statement: Select[Any], table_id: int, paths: Iterable[str]
-) -> Iterator[Row[Any]]:
-    """Yield what a statement with the parameters `table_id` and `paths` finds for any number of paths."""
+def find_rows(connection: Connection, statement: Select[Any], table_id: int, paths: Iterable[str]) -> Iterator[Any]:
+    """Yield the rows that a statement with the parameters `table_id` and `paths` finds, for any number of paths."""
     for batch in batched(paths):
         yield from connection.execute(statement, {"table_id": table_id, "paths": batch})
 

@@ -92,8 +92,8 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
             .where(DELETE_FILES.c.id.in_(batch))
         )
         delete_files += [
-            DeleteFileRecord(*row, mappings=tuple(mappings[delete_file_id]), dead=tuple(dead[delete_file_id]))
-            for delete_file_id, *row in connection.execute(serving)
+            DeleteFileRecord(path, size_bytes, positions, spec_id, manifest, tuple(mappings[row_id]), tuple(dead[row_id]))
+            for row_id, path, size_bytes, positions, spec_id, manifest in connection.execute(serving)
         ]
     return sorted(delete_files, key=lambda delete_file: delete_file.path)
 

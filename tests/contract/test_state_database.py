@@ -297,6 +297,7 @@ CRASHING = """
 import os, sys
 from state.records import FileKind, Intent, LiveFile, Outcome
 from state.sql.rows import WRITE_BATCH_MAX
+from state.sql.store import StateStore
 
 def outcome(version, **changes):
     return Outcome(1, "delta-id", None, version, 1, 9, "v.json", **changes)
