@@ -87,13 +87,21 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
         for row in connection.execute(unused):
             dead[row.delete_file_id].append(row.data_file)
         serving = (
-            select(*DELETE_FILES.c["id", "path", "size_bytes", "positions", "spec_id"], METADATA_FILES.c.path)
+            select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
             .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
             .where(DELETE_FILES.c.id.in_(batch))
         )
         delete_files += [
-            DeleteFileRecord(path, size_bytes, positions, spec_id, manifest, tuple(mappings[row_id]), tuple(dead[row_id]))
-            for row_id, path, size_bytes, positions, spec_id, manifest in connection.execute(serving)
+            DeleteFileRecord(
+                path=row.path,
+                size_bytes=row.size_bytes,
+                positions=row.positions,
+                spec_id=row.spec_id,
+                manifest_path=row.manifest_path,
+                mappings=tuple(mappings[row.id]),
+                dead=tuple(dead[row.id]),
+            )
+            for row in connection.execute(serving)
         ]
     return sorted(delete_files, key=lambda delete_file: delete_file.path)
 
