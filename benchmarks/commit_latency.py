@@ -20,7 +20,7 @@ from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
 from daemon.sync import advance, transaction
 from daemon.translate.delete_planner import DeletePlanner
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 from tests.kit.handmade import Bench, HandmadeTable
 
 TARGET_MS = 100
@@ -34,12 +34,12 @@ STEPS: Steps = {
         (advance, ("fold_commits", "next_shape")),
         (DeletePlanner, ("tasks", "others", "complete")),
         (transaction, ("view_of",)),
-        (SqlStateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files")),
+        (StateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files")),
     ],
     "translate": [(Runner, ("write_delete_files",))],
     "prepare": [(transaction, ("prepare_snapshot",))],
     "commit": [(Target, ("commit",))],
-    "record": [(SqlStateStore, ("record_intent", "record_pending", "record_prepared", "record_synced"))],
+    "record": [(StateStore, ("record_intent", "record_pending", "record_prepared", "record_synced"))],
 }
 
 

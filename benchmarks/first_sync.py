@@ -38,7 +38,7 @@ from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import SparkState
 from daemon.sync import transaction
 from daemon.translate.delete_planner import DeletePlanner
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 from tests.kit.handmade import Bench
 
 TARGET_S = 60
@@ -50,7 +50,7 @@ STEPS: Steps = {
     "DV kernel": [(Runner, ("write_delete_files",))],
     "commit": [(transaction, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
     "state store": [
-        (SqlStateStore, ("open_table", "find_open_intents", "record_intent", "record_pending", "record_rebuilt"))
+        (StateStore, ("open_table", "find_open_intents", "record_intent", "record_pending", "record_rebuilt"))
     ],
 }
 

@@ -1,6 +1,7 @@
 """The memory of dvsync: cursors, live files, deletion vectors and their delete files. Imports nothing of `daemon`."""
 
 from state.cursor import with_outcome
+from state.errors import DatabaseReplaced, LeaseLost, StateUnavailable
 from state.records import (
     RECENT_COMMITS_MAX,
     SHARES,
@@ -26,4 +27,3 @@ from state.records import (
     WrittenFile,
 )
 from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
-from state.store import DatabaseReplaced, FileLedger, LeaseLost, LeaseStore, StateStore, StateUnavailable, TableStore

@@ -9,18 +9,9 @@ from state.records import RECENT_COMMITS_MAX, CommitIdentity, Outcome, TableReco
 
 def with_outcome(table: TableRecord, outcome: Outcome) -> TableRecord:
     """Return the table with all that `outcome` says of it."""
-    return replace(
-        table,
-        delta_table_id=outcome.delta_table_id,
-        synced_version=outcome.to_version,
-        source_timestamp_ms=outcome.source_timestamp_ms,
-        snapshot_id=outcome.snapshot_id,
-        metadata_location=outcome.metadata_location,
-        format_version=outcome.format_version,
-        catalog=outcome.catalog,
-        table_uuid=outcome.table_uuid,
-        must_compare=outcome.must_compare,
-    )
+    # All that an outcome and a table have in common has one name.
+    said = {name: getattr(outcome, name) for name in Outcome.__struct_fields__ if name in TableRecord.__struct_fields__}
+    return replace(table, synced_version=outcome.to_version, **said)
 
 
 def advance_cursor(table: TableRecord, outcome: Outcome, *, at_ms: int) -> TableRecord:

@@ -28,7 +28,7 @@ from daemon.texts import printable
 
 if TYPE_CHECKING:
     from daemon.maintenance.maintainer import Maintainer
-    from state import StateStore
+    from state.sql.store import StateStore
 
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and do nothing.")]
 AllTables = Annotated[bool, typer.Option("--all", help="All tables.")]

@@ -19,7 +19,7 @@ from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
 from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import Parts, open_parts
-from daemon.spark.installed import check_jars, check_pipeline
+from daemon.spark.jars import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
 from daemon.texts import counted
 from daemon.translate.existing_table import check_format_version

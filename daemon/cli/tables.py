@@ -23,7 +23,8 @@ from daemon.store.durable import is_local
 from daemon.store.storage import FileIOStorage, check_path
 from daemon.sync.memory import find_record, open_store
 from daemon.texts import counted
-from state import SyncRun, TableRecord, TableStore
+from state import SyncRun, TableRecord
+from state.sql.tables import TableStore
 
 # An unknown name without a similar one is answered with all names if there are at most so many.
 LISTED_MAX = 10

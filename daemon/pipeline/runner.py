@@ -15,9 +15,9 @@ from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspection, Inspector, inspect
 from daemon.pipeline.kernel import translate
+from daemon.spark.answers import map_on_spark
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
-from daemon.spark.tasks import map_on_spark
 from daemon.store.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, divided
 from daemon.translate.file_schema import FileTraits

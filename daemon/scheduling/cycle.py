@@ -26,7 +26,8 @@ from daemon.scheduling.observer import Observer
 from daemon.status.table_status import pause_status
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
-from state import Pause, ProofRecord, TableError, TableRecord, TableStore
+from state import Pause, ProofRecord, TableError, TableRecord
+from state.sql.tables import TableStore
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
@@ -166,17 +167,6 @@ class TableCycle:
         """Something beside the syncs found the table wrong: the next poll ends with this error. From any thread."""
         self._outer_error = error
 
-    def _take_up_change(self) -> None:
-        """Apply a person's change, if there still is one: a sync may have ended since it was seen."""
-        self._is_changed = False
-        with logged_if_away(events.STATE_UNREAD):
-            record = self._read()
-            if self.is_overruled_by(record):
-                self.take_up(record)
-            elif record.proof != self._record.proof:
-                self._record = replace(self._record, proof=record.proof)
-                self.observer.show(self._record)
-
     def take_up(self, record: TableRecord) -> None:
         """Apply what a person changed in `record`, the table's row as it is in the store now."""
         self._outer_error = self._wait = None
@@ -211,7 +201,15 @@ class TableCycle:
         Without news this is one existence check.
         """
         if self._is_changed:
-            self._take_up_change()
+            # A person's change, if there still is one: a sync may have ended since it was seen.
+            self._is_changed = False
+            with logged_if_away(events.STATE_UNREAD):
+                record = self._read()
+                if self.is_overruled_by(record):
+                    self.take_up(record)
+                elif record.proof != self._record.proof:
+                    self._record = replace(self._record, proof=record.proof)
+                    self.observer.show(self._record)
         self._end_pause()
         # Also if the store, where who found it has recorded it, was read since: it is not logged and sent yet.
         if self._outer_error and not self.pause:

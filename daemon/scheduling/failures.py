@@ -109,7 +109,8 @@ class Failures:
         if isinstance(known, TargetHeld):
             delay_s = max(self._first_s, HELD_RETRY_S)
         is_news = last is None or (last.kind, last.message) != (error.kind, error.message)
-        if is_news or self._is_time_to_log(error.consecutive):
+        is_power_of_two, last_s = error.consecutive & (error.consecutive - 1) == 0, self._logged_at_s
+        if is_news or is_power_of_two or last_s is None or self._clock.monotonic_s() - last_s >= QUIET_MAX_S:
             self._logged_at_s = self._clock.monotonic_s()
             _log.log(
                 logging.ERROR if is_bug or error.parked else logging.WARNING,
@@ -144,8 +145,3 @@ class Failures:
         """A person resumed the table: the next error begins a new row."""
         self._last = None
         self._logged_at_s = None
-
-    def _is_time_to_log(self, consecutive: int) -> bool:
-        is_power_of_two = consecutive & (consecutive - 1) == 0
-        last_s = self._logged_at_s
-        return is_power_of_two or last_s is None or self._clock.monotonic_s() - last_s >= QUIET_MAX_S

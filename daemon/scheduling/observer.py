@@ -14,7 +14,8 @@ from daemon.status.board import RUNS_MAX, Board
 from daemon.status.table_status import Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.texts import counted
-from state import StateUnavailable, SyncRun, TableError, TableRecord, TableStore
+from state import StateUnavailable, SyncRun, TableError, TableRecord
+from state.sql.tables import TableStore
 
 # Counting a table's files reads all its rows in the state database, so it may take 1/50 of the time.
 COUNT_SHARE = 50
@@ -107,15 +108,9 @@ class Observer:
         self._board.activity.count(self._name, accounts_checked=result.snapshots)
         if result.outcome.is_progress:
             self._board.activity.count_sync(self._name, result)
-            self._record_run(
-                SyncRun(
-                    table_id=table_id,
-                    started_at_ms=started_ms,
-                    duration_ms=duration_ms,
-                    # All that a result and a run have in common has one name.
-                    **{name: getattr(result, name) for name in SyncRun.__struct_fields__ if hasattr(result, name)},
-                )
-            )
+            # All that a result and a run have in common has one name.
+            shared = {name: getattr(result, name) for name in SyncRun.__struct_fields__ if hasattr(result, name)}
+            self._record_run(SyncRun(table_id, started_ms, duration_ms, **shared))
         self.recount()
 
     def report_failure(self, record: TableRecord, failure: Failure, started_ms: int) -> None:
@@ -125,30 +120,16 @@ class Observer:
         if error.kind == AccountMismatch.__name__:
             self._board.activity.count(self._name, accounts_checked=1, account_mismatches=1)
         if failure.is_news:
+            duration_ms = self._clock.now_ms() - started_ms
+            begun = None if record.synced_version is None else record.synced_version + 1
             self._record_run(
-                SyncRun(
-                    table_id=record.id,
-                    started_at_ms=started_ms,
-                    duration_ms=self._clock.now_ms() - started_ms,
-                    outcome=error.kind,
-                    from_version=None if record.synced_version is None else record.synced_version + 1,
-                    to_version=error.version,
-                    message=error.message,
-                )
+                SyncRun(record.id, started_ms, duration_ms, error.kind, begun, error.version, message=error.message)
             )
 
     def report_recovery(self, record: TableRecord, error: TableError) -> None:
         """Record as a run that the table's error ended without a change."""
-        self._record_run(
-            SyncRun(
-                table_id=record.id,
-                started_at_ms=self._clock.now_ms(),
-                duration_ms=0,
-                outcome="recovered",
-                to_version=record.synced_version,
-                message=f"{error.kind} is over, after {counted(error.consecutive, 'error')}",
-            )
-        )
+        now_ms, message = self._clock.now_ms(), f"{error.kind} is over, after {counted(error.consecutive, 'error')}"
+        self._record_run(SyncRun(record.id, now_ms, 0, "recovered", to_version=record.synced_version, message=message))
 
     def _record_run(self, run: SyncRun) -> None:
         self._board.add_runs(self._name, [run])

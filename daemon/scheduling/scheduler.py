@@ -22,11 +22,10 @@ from apscheduler.schedulers.background import BackgroundScheduler
 from daemon.clock import Clock
 from daemon.observe import log as events
 from daemon.scheduling.cycle import CycleResult, TableCycle
-from daemon.scheduling.maintenance_job import MaintenanceJob
+from daemon.scheduling.jobs import MaintenanceJob, VerifyJob
 from daemon.scheduling.poll_threads import PollThreads
 from daemon.scheduling.slots import Slots
 from daemon.scheduling.timetable import JITTER, Timetable
-from daemon.scheduling.verify_job import VerifyJob
 from daemon.store.durable import is_local
 
 CLOCK_CHECK_INTERVAL_S = 1.0

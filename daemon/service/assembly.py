@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import TYPE_CHECKING, Self
 
-from pyiceberg.catalog import Catalog
-
 from daemon.clock import Clock, SystemClock
-from daemon.config.settings import LimitsSettings, NoticeKind, Settings, TableSettings
+from daemon.config.settings import NoticeKind, Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
@@ -33,7 +31,7 @@ from daemon.sync.context import Progress, TableContext, Writer
 from daemon.sync.follower import Follower
 from daemon.sync.memory import open_store
 from daemon.telemetry import open_telemetry
-from state import StateStore
+from state.sql.store import StateStore
 
 if TYPE_CHECKING:
     from daemon.telemetry.telemetry import Telemetry
@@ -57,15 +55,29 @@ class Parts:
     def context(
         self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
     ) -> TableContext:
-        context = make_context(
-            table,
-            properties=self.settings.file_properties(table.catalog),
-            open_catalog=lambda: self.catalogs.open(table.catalog),
+        """The parts of `table`. With a `board`, steps and notices are counted there, and hooks are notified."""
+        properties = self.settings.file_properties(table.catalog)
+        storage, writer = FileIOStorage(properties), Writer(self.settings.state.place, self.settings.share)
+        context = TableContext(
+            settings=table,
+            log=DeltaLog(storage, table.source, self.clock),
+            target=Target(
+                table.catalog,
+                lambda: self.catalogs.open(table.catalog),
+                table.target,
+                table.location,
+                self.clock,
+                signature=writer.signature,
+                check_lease=self.store.check_lease,
+                version_hint=table.version_hint,
+            ),
             store=self.store,
-            spark=self.spark,
+            runner=Runner(self.spark, table.engine),
+            storage=storage,
+            properties=properties,
             clock=self.clock,
             limits=self.settings.limits,
-            writer=Writer(self.settings.state.place, self.settings.share),
+            writer=writer,
             progress=progress,
         )
         if board is None:
@@ -126,44 +138,6 @@ class Parts:
         return LeaseKeeper(
             self.store, self.clock, sqlite_file=state.sqlite_file, lease_s=other_writer.LEASE_S, address=address
         )
-
-
-def make_context(
-    table: TableSettings,
-    *,
-    properties: Mapping[str, str],
-    open_catalog: Callable[[], Catalog],
-    store: StateStore,
-    spark: SparkPipeline,
-    clock: Clock,
-    limits: LimitsSettings,
-    writer: Writer | None = None,
-    progress: Progress | None = None,
-) -> TableContext:
-    """Build the parts of one table around what all tables share."""
-    storage, signature = FileIOStorage(properties), writer.signature if writer else {}
-    return TableContext(
-        settings=table,
-        log=DeltaLog(storage, table.source, clock),
-        target=Target(
-            table.catalog,
-            open_catalog,
-            table.target,
-            table.location,
-            clock,
-            signature=signature,
-            check_lease=store.check_lease,
-            version_hint=table.version_hint,
-        ),
-        store=store,
-        runner=Runner(spark, table.engine),
-        storage=storage,
-        properties=properties,
-        clock=clock,
-        limits=limits,
-        writer=writer,
-        progress=progress,
-    )
 
 
 @contextmanager

@@ -16,7 +16,8 @@ from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ObjectMissing, SyncError, Unsupported
 from daemon.scheduling.failures import described
 from daemon.store.storage import FileIOStorage, check_path
-from state import TableRecord, TableStore
+from state import TableRecord
+from state.sql.tables import TableStore
 
 # The ways out for a folder of which a pattern makes no table.
 OUT_OF_PATTERN = "Give the folder an entry of its own, rename it, or exclude it from the pattern."

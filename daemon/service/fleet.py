@@ -14,9 +14,8 @@ from daemon.maintenance.maintainer import Maintainer
 from daemon.observe import log as events
 from daemon.scheduling.cycle import TableCycle, is_held
 from daemon.scheduling.failures import logged_if_away
-from daemon.scheduling.maintenance_job import MaintenanceJob
+from daemon.scheduling.jobs import MaintenanceJob, VerifyJob
 from daemon.scheduling.scheduler import Scheduler
-from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, gone_among, owners_among, remember_vanished, vanished_by_pattern
 from daemon.status.board import Board, Topic, Unready
@@ -177,7 +176,13 @@ class Fleet:
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
 
     def _apply(self) -> None:
-        wanted = {table.name: self._definition(table) for table in self._found.tables}
+        settings = self._parts.settings
+        # A changed number of slots must not set every table up again.
+        limits = settings.limits.model_copy(update={"tables_at_once": 1})
+        wanted = {
+            table.name: _Definition(table, settings.file_properties(table.catalog), limits)
+            for table in self._found.tables
+        }
         changed = {name for name, definition in self._running.items() if wanted.get(name) != definition}
         for name in changed - self._leaving:
             self._scheduler.remove(name)
@@ -233,12 +238,6 @@ class Fleet:
                 reason = f"{pattern}: finds no table, and {len(records)} are gone. Is the volume mounted?"
                 reasons.append(Unready(None, reason))
         self._board.set_unready(Topic.GONE, reasons)
-
-    def _definition(self, table: TableSettings) -> _Definition:
-        settings = self._parts.settings
-        # A changed number of slots must not set every table up again.
-        limits = settings.limits.model_copy(update={"tables_at_once": 1})
-        return _Definition(table, settings.file_properties(table.catalog), limits)
 
     def _add(self, definition: _Definition) -> None:
         parts, board, table = self._parts, self._board, definition.table

@@ -21,7 +21,8 @@ from filelock import FileLock, Timeout
 from daemon.clock import Clock
 from daemon.errors import StateInUse, StateStoreAway
 from daemon.observe import log as events
-from state import Lease, LeaseLost, LeaseStore, StateUnavailable
+from state import Lease, LeaseLost, StateUnavailable
+from state.sql.lease import LeaseStore
 
 # How often a holder renews the lease, and others read it, in the length of a lease.
 RENEWALS_PER_LEASE = 3

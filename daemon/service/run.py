@@ -16,14 +16,13 @@ from daemon.errors import ConfigInvalid, InternalError, PipelineAway, StateStore
 from daemon.observe import log as events
 from daemon.observe.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
+from daemon.service import systemd
 from daemon.service.assembly import Parts, open_parts
 from daemon.service.fleet import WISHES_JOB, Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper, describe_process
 from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
-from daemon.service.systemd import Notifier
 from daemon.spark.hadoop import with_stores
-from daemon.spark.installed import check_jars, check_pipeline
-from daemon.spark.jars import with_readers
+from daemon.spark.jars import check_jars, check_pipeline, with_readers
 from daemon.status.board import Board, Topic, Unready
 from daemon.sync.memory import as_sync_error
 from daemon.web.endpoints import Api
@@ -76,11 +75,10 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         fleet = Fleet(parts, board, scheduler)
         web = _serve(parts, board, fleet)
         opened.callback(web.stop)
-        notifier = Notifier.from_environment()
 
         def beat() -> None:
             board.beat()
-            notifier.beat(board.summary())
+            systemd.beat(board.summary())
 
         def on_lost(reason: str) -> None:
             _log.error(events.LEASE_LOST, reason=reason, hint=START_AGAIN)
@@ -103,7 +101,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         ):
             scheduler.every(job_id, interval_s, work)
         _warn_without_pipeline(settings.spark)
-        notifier.ready()
+        systemd.notify("READY=1")
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid(), share=str(settings.share))
         keeper = parts.lease_keeper(web.url)
 
@@ -120,7 +118,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             while (received := signals.wait()) == RELOAD:
                 reload()
                 scheduler.wake(TABLES_JOB)
-        notifier.stopping()
+        systemd.notify("STOPPING=1")
         _log.info(events.DAEMON_STOPPING, reason=received)
         finished = scheduler.stop(grace_s=STOP_GRACE_S) if is_at_work else True
         if not finished:

@@ -20,7 +20,7 @@ from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import as_bitmap, decode_positions, encode_positions
 from daemon.errors import CorruptInput
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
-from daemon.spark.tasks import Answers, run_on_spark
+from daemon.spark.answers import Answers, run_on_spark
 from daemon.store.durable import force_to_disk
 from daemon.store.locations import store_away
 from daemon.store.storage import FileIOStorage

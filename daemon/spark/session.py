@@ -9,7 +9,11 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import TYPE_CHECKING, Any
+from zipfile import ZipFile
 
 import structlog
 
@@ -18,10 +22,8 @@ from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.masking import SECRET_KEY
 from daemon.observe import log as events
-from daemon.spark.installed import check_pipeline, check_session
-from daemon.spark.jars import DELTA_JAR, joined
+from daemon.spark.jars import DELTA_JAR, check_pipeline, check_session, joined
 from daemon.spark.jvm import JvmOutput, end_jvm, find_missing_jars, launch_jvm
-from daemon.spark.shipping import send_modules
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -212,6 +214,27 @@ class SparkPipeline:
         with suppress(Exception):
             session.stop()
         end_jvm()
+
+
+def send_modules(spark: SparkSession) -> None:
+    """Let a cluster's Python workers import dvsync's modules as they are here, also on a node without dvsync.
+
+    Other packages (pyarrow, pyiceberg) have compiled parts, and must be installed on the nodes.
+    """
+    from pyspark import SparkFiles  # noqa: PLC0415
+
+    # Executors fetch the archive when they start. Spark removes this folder when the session ends.
+    archive = Path(mkdtemp(dir=SparkFiles.getRootDirectory()), "dvsync.zip")
+    with ZipFile(archive, "w") as zipped:
+        for name in ("daemon", "state"):
+            package = find_spec(name)
+            assert package is not None and package.origin is not None, "it is a package of ours"
+            folder = Path(package.origin).parent
+            for module in sorted(folder.rglob("*.py")):
+                zipped.write(module, module.relative_to(folder.parent))
+    spark.sparkContext.addPyFile(str(archive))
+    # PySpark also lets this process import from the archive, which is gone after the session.
+    sys.path.remove(str(Path(SparkFiles.getRootDirectory(), archive.name)))
 
 
 def _activate(session: SparkSession) -> None:

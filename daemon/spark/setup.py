@@ -10,8 +10,7 @@ import sys
 from daemon.config.settings import LogSettings, SparkSettings
 from daemon.errors import PipelineAway
 from daemon.observe.log import configure_logging
-from daemon.spark.installed import check_pipeline
-from daemon.spark.jars import ICEBERG_JAR, with_s3_jars
+from daemon.spark.jars import ICEBERG_JAR, check_pipeline, with_s3_jars
 from daemon.spark.session import SparkPipeline, session_conf
 
 

@@ -27,9 +27,8 @@ from daemon.delta.table_state import (
     resolve_rows,
 )
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
-from daemon.spark.answers import collect
+from daemon.spark.answers import collect, run_on_spark
 from daemon.spark.failures import as_known_error
-from daemon.spark.tasks import run_on_spark
 from daemon.translate.delta_types import HINT_METADATA
 from daemon.translate.schema import translate_schema
 

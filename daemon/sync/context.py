@@ -23,7 +23,8 @@ from daemon.observe import tracing
 from daemon.pipeline.runner import Runner
 from daemon.store.storage import FileIOStorage
 from daemon.sync.memory import as_sync_error
-from state import StateStore, StateUnavailable, TableRecord
+from state import StateUnavailable, TableRecord
+from state.sql.store import StateStore
 
 # If a sync holds the lock for longer than this, maintenance gives up until the next round.
 COMMIT_WAIT_S = 30.0

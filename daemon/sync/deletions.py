@@ -15,7 +15,8 @@ from daemon.sync.context import TableContext
 from daemon.sync.transaction import Transaction
 from daemon.translate.delete_planner import DeletePlanner
 from daemon.translate.plan import CommitPlan, SyncPlan
-from state import DeleteFileRecord, DeletionVectorDescriptor, FileKind, FileLedger, TableRecord
+from state import DeleteFileRecord, DeletionVectorDescriptor, FileKind, TableRecord
+from state.sql.ledger import FileLedger
 
 
 def write_deletions(

@@ -15,9 +15,10 @@ from daemon.config.settings import Settings, TableSettings
 from daemon.config.value_types import sqlite_file
 from daemon.errors import ConfigInvalid, InternalError, StateStoreAway, SyncError
 from daemon.store.durable import make_folder_of
-from state import StateStore, StateUnavailable, TableRecord, TableStore
+from state import StateUnavailable, TableRecord
 from state.sql.lease import Home
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
+from state.sql.tables import TableStore
 
 
 @contextmanager
@@ -32,11 +33,11 @@ def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[Stat
     url = _find_readable(file) if reads_only and file else None
     try:
         if url is not None:
-            with closing(SqlStateStore.open(url)) as store:
+            with closing(StateStore.open(url)) as store:
                 yield store
             return
         _make_local_folders(settings)
-        with closing(SqlStateStore.open(settings.state.url)) as store:
+        with closing(StateStore.open(settings.state.url)) as store:
             _check_share(store, settings)
             if file:
                 _check_copy(store, file, settings.state.place)
@@ -66,7 +67,7 @@ def _check_share(store: StateStore, settings: Settings) -> None:
         )
 
 
-def _check_copy(store: SqlStateStore, file: Path, place: str) -> None:
+def _check_copy(store: StateStore, file: Path, place: str) -> None:
     """Raise ConfigInvalid if `file` is a copy of a database that is still there: both would commit to the same tables,
     and remove each other's files. Else remember its place.
     """

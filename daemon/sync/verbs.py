@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from daemon.config.settings import TableSettings
 from daemon.errors import ConfigInvalid
 from daemon.sync.memory import find_record
-from state import Pause, TableRecord, TableStore
+from state import Pause, TableRecord
+from state.sql.tables import TableStore
 
 PAUSE_MAX_S = 366 * 86_400.0
 REASON_MAX = 500

@@ -22,14 +22,15 @@ def batched(items: Iterable[T], batch_max: int = IN_LIST_MAX) -> Iterator[list[T
         yield batch
 
 
+def find_rows(connection: Connection, statement: Select[Any], table_id: int, paths: Iterable[str]) -> Iterator[Any]:
+    """Yield the rows that a statement with the parameters `table_id` and `paths` finds, for any number of paths."""
+    for batch in batched(paths):
+        yield from connection.execute(statement, {"table_id": table_id, "paths": batch})
+
+
 def find_by_path(connection: Connection, column: Column[V], table_id: int, paths: Iterable[str]) -> dict[str, V]:
     """Find the value of `column` for each of `paths` that has a row in the column's table."""
-    by_path = _select_by_path(column)
-    return {
-        path: value
-        for batch in batched(paths)
-        for path, value in connection.execute(by_path, {"table_id": table_id, "paths": batch})
-    }
+    return {path: value for path, value in find_rows(connection, _select_by_path(column), table_id, paths)}
 
 
 def write_rows(

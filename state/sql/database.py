@@ -15,7 +15,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 from sqlalchemy.pool import ConnectionPoolEntry
 
-from state.store import DatabaseReplaced, StateUnavailable
+from state.errors import DatabaseReplaced, StateUnavailable
 
 # The newest schema, as Alembic numbers it: state/migrations.
 REVISION = "0001"
@@ -154,7 +154,7 @@ class Database:
         if revision == REVISION:
             return
         # Imported only when needed: the import takes longer than everything else here.
-        from state.migration import is_known, upgrade  # noqa: PLC0415
+        from state.migrations import is_known, upgrade  # noqa: PLC0415
 
         if revision is not None and not is_known(revision):
             raise StateUnavailable(

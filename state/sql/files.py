@@ -1,19 +1,33 @@
-"""The steps of the verbs on the rows of files. Each function runs inside the caller's transaction.
-
-The verbs in `ledger.py` and `written.py` put the steps in order. Lists may be of any length.
-"""
+"""The steps of the verbs on the rows of files, each inside the caller's transaction. Lists may be of any length."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from operator import attrgetter
 from typing import Any
 
 import msgspec
-from sqlalchemy import BigInteger, Connection, Table, Text, bindparam, delete, exists, insert, literal, select, update
+from msgspec.structs import astuple
+from sqlalchemy import (
+    BigInteger,
+    Connection,
+    Row,
+    Select,
+    Table,
+    Text,
+    bindparam,
+    delete,
+    exists,
+    insert,
+    literal,
+    select,
+    update,
+)
 
 from state.records import (
     DeleteFileRecord,
     DeletionVectorDescriptor,
+    DvMapping,
     FileKind,
     FileStatus,
     LiveFile,
@@ -25,7 +39,71 @@ from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS
 
 # The rows of the files that dvsync writes.
 WRITTEN_ROWS = (DELETE_FILES, METADATA_FILES)
+decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
+_VECTOR_COLUMNS = tuple(f"dv_{field}" for field in DeletionVectorDescriptor.__struct_fields__)
+_vector_of = attrgetter(*_VECTOR_COLUMNS)
 SHOWN_BY_OLDER = tuple(reason for reason in OrphanReason if reason.shown_by_older)
+
+
+def select_live_files() -> Select[Any]:
+    """Select the live files of the table whose id is the parameter `table_id`."""
+    return (
+        select(DATA_FILES, METADATA_FILES.c.path.label("manifest_path"))
+        .join(METADATA_FILES, METADATA_FILES.c.id == DATA_FILES.c.manifest_id)
+        .where(DATA_FILES.c.table_id == bindparam("table_id"))
+    )
+
+
+def live_file(row: Row[Any]) -> LiveFile:
+    """Return the record of one row of `select_live_files`."""
+    has_vector = row.dv_storage_type is not None
+    return LiveFile(
+        path=row.path,
+        record_count=row.record_count,
+        size_bytes=row.size_bytes,
+        spec_id=row.spec_id,
+        manifest_path=row.manifest_path,
+        deletion_vector=DeletionVectorDescriptor(*_vector_of(row)) if has_vector else None,
+        partition=decode_partition(row.partition),
+        uri=row.uri,
+    )
+
+
+def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) -> list[DeleteFileRecord]:
+    """Read these live delete files with all their mappings and dead blobs, all sorted by path."""
+    dead: dict[int, list[str]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
+    mappings: dict[int, list[DvMapping]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
+    delete_files = []
+    for batch in batched(delete_file_ids):
+        served = (
+            select(DV_MAPPINGS, DATA_FILES.c.path)
+            .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
+            .where(DV_MAPPINGS.c.delete_file_id.in_(batch))
+            .order_by(DATA_FILES.c.path)
+        )
+        for row in connection.execute(served):
+            mappings[row.delete_file_id].append(DvMapping(row.path, row.dv_unique_id, row.positions))
+        unused = select(DEAD_VECTORS).where(DEAD_VECTORS.c.delete_file_id.in_(batch)).order_by(DEAD_VECTORS.c.data_file)
+        for row in connection.execute(unused):
+            dead[row.delete_file_id].append(row.data_file)
+        serving = (
+            select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
+            .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
+            .where(DELETE_FILES.c.id.in_(batch))
+        )
+        delete_files += [
+            DeleteFileRecord(
+                path=row.path,
+                size_bytes=row.size_bytes,
+                positions=row.positions,
+                spec_id=row.spec_id,
+                manifest_path=row.manifest_path,
+                mappings=tuple(mappings[row.id]),
+                dead=tuple(dead[row.id]),
+            )
+            for row in connection.execute(serving)
+        ]
+    return sorted(delete_files, key=lambda delete_file: delete_file.path)
 
 
 def live(at_ms: int) -> dict[str, Any]:
@@ -223,10 +301,9 @@ def _remove_mappings(connection: Connection, table_id: int, delete_files: Iterab
 
 
 def _deletion_vector_columns(deletion_vector: DeletionVectorDescriptor | None) -> dict[str, Any]:
-    return {
-        f"dv_{field}": None if deletion_vector is None else getattr(deletion_vector, field)
-        for field in DeletionVectorDescriptor.__struct_fields__
-    }
+    if deletion_vector is None:
+        return dict.fromkeys(_VECTOR_COLUMNS)
+    return dict(zip(_VECTOR_COLUMNS, astuple(deletion_vector), strict=True))
 
 
 _DELETE_FILE_ID = (

@@ -1,4 +1,4 @@
-"""The verbs of `LeaseStore` on an SQL database. The lease is one row, with the share and where the database is."""
+"""The verbs about who may work on the state. The lease is one row, with the share and where the database is."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import msgspec
 from msgspec.structs import asdict
 from sqlalchemy import Connection, select, update
 
+from state.errors import LeaseLost
 from state.records import Lease
 from state.sql.database import Database
 from state.sql.models import LEASE
 from state.sql.rows import Transactions
-from state.store import LeaseLost
 
 
 class Home(msgspec.Struct, frozen=True):
@@ -26,8 +26,8 @@ _SHARE = select(LEASE.c.share)
 _RENEW = update(LEASE).values(renewals=LEASE.c.renewals + 1)
 
 
-class SqlLeaseStore(Transactions):
-    """Who may work on the state."""
+class LeaseStore(Transactions):
+    """For the process as a whole, and before each commit."""
 
     def __init__(self, database: Database) -> None:
         super().__init__(database)
@@ -35,6 +35,7 @@ class SqlLeaseStore(Transactions):
         self._renewals = 0
 
     def claim_share(self, number: int) -> int:
+        """Return the number of the share whose tables this database remembers: the first that was ever claimed."""
         with self._database.read() as connection:
             known: int | None = connection.scalar(_SHARE)
         if known is None:
@@ -53,6 +54,7 @@ class SqlLeaseStore(Transactions):
             connection.execute(update(LEASE).values(asdict(home)))
 
     def check_writable(self) -> None:
+        """Raise StateUnavailable if the database cannot be written. Changes nothing."""
         with self._database.write() as connection:
             # What is there: SQLite refuses a write to a read-only file, but not an empty transaction.
             connection.execute(update(LEASE).values(share=LEASE.c.share))
@@ -62,6 +64,11 @@ class SqlLeaseStore(Transactions):
             return _read_lease(connection)
 
     def take_lease(self, seen: Lease, holder: str, *, has_lock: bool, address: str | None = None) -> bool:
+        """Take the lease if it is still as it was `seen`; False if it is not.
+
+        Once another process takes the lease, every writing verb of this object raises LeaseLost and writes nothing. An
+        object that never took the lease, such as that of a command, is not restricted.
+        """
         new = Lease(seen.token + 1, holder, has_lock=has_lock, address=address)
         as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
         with self._database.write() as connection:
@@ -72,6 +79,7 @@ class SqlLeaseStore(Transactions):
         return True
 
     def renew_lease(self, *, has_lock: bool) -> None:
+        """Show that the holder is alive. Raises LeaseLost, also if the database's contents are older than before."""
         with self._database.write() as connection:
             renewals = _read_lease(connection).renewals
             if renewals < self._renewals:
@@ -81,11 +89,13 @@ class SqlLeaseStore(Transactions):
         self._renewals = renewals + 1
 
     def check_lease(self) -> None:
+        """Raise LeaseLost when another process has taken the lease that this object took."""
         if self._token is not None:
             with self._database.read() as connection:
                 _check_holder(connection, self._token)
 
     def give_back_lease(self) -> None:
+        """Free the lease, so that another process can take it at once. Raises LeaseLost."""
         with self._database.write() as connection:
             connection.execute(_RENEW.values(holder=None, address=None))
 

@@ -1,4 +1,4 @@
-"""The verbs of `FileLedger` for the syncs, on an SQL database. The steps are in `files.py`.
+"""The verbs for the syncs: the live files of a table, and the intents to commit them. The steps are in `files.py`.
 
 A verb that touches every file of a table is several short transactions, any other is one.
 """
@@ -23,8 +23,8 @@ from state.records import (
     Outcome,
 )
 from state.sql import files as sql_files
-from state.sql.bulk import batched
-from state.sql.files import SHOWN_BY_OLDER, change_written, live, orphaned
+from state.sql.bulk import batched, find_rows
+from state.sql.files import SHOWN_BY_OLDER, change_written, live, live_file, orphaned, select_live_files
 from state.sql.models import (
     DATA_FILES,
     DEAD_VECTORS,
@@ -35,7 +35,6 @@ from state.sql.models import (
     TABLES,
     IntentStatus,
 )
-from state.sql.reads import live_file, read_delete_files, select_live_files
 from state.sql.rows import (
     WRITE_BATCH_MAX,
     Transactions,
@@ -64,9 +63,7 @@ _SERVING = (
     select(DV_MAPPINGS.c.delete_file_id)
     .distinct()
     .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
-    .where(
-        DATA_FILES.c.table_id == bindparam("table_id"), DATA_FILES.c.path.in_(bindparam("data_files", expanding=True))
-    )
+    .where(DATA_FILES.c.table_id == bindparam("table_id"), DATA_FILES.c.path.in_(bindparam("paths", expanding=True)))
 )
 _FORMER = (
     select(DEAD_VECTORS.c.delete_file_id)
@@ -74,7 +71,7 @@ _FORMER = (
     .join(DELETE_FILES, DELETE_FILES.c.id == DEAD_VECTORS.c.delete_file_id)
     .where(
         DELETE_FILES.c.table_id == bindparam("table_id"),
-        DEAD_VECTORS.c.data_file.in_(bindparam("data_files", expanding=True)),
+        DEAD_VECTORS.c.data_file.in_(bindparam("paths", expanding=True)),
     )
 )
 _SERVED = (
@@ -82,24 +79,21 @@ _SERVED = (
     .join(DV_MAPPINGS, DV_MAPPINGS.c.delete_file_id == DELETE_FILES.c.id)
     .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
     .where(
-        DELETE_FILES.c.table_id == bindparam("table_id"),
-        DELETE_FILES.c.path.in_(bindparam("delete_files", expanding=True)),
+        DELETE_FILES.c.table_id == bindparam("table_id"), DELETE_FILES.c.path.in_(bindparam("paths", expanding=True))
     )
 )
 
 
-class SqlFileLedger(Transactions):
-    """The live files of a table, and the intents to commit them."""
+class FileLedger(Transactions):
+    """For the syncs."""
 
     def find_live_files(self, table_id: int, paths: Collection[str]) -> dict[str, LiveFile]:
+        """Find the live files among `paths`, by path. The cost grows with `paths`, not with the table."""
         with self._read(table_id) as connection:
-            return {
-                row.path: live_file(row)
-                for batch in batched(paths)
-                for row in connection.execute(_LIVE_FILES_BY_PATH, {"table_id": table_id, "paths": batch})
-            }
+            return {row.path: live_file(row) for row in find_rows(connection, _LIVE_FILES_BY_PATH, table_id, paths)}
 
     def read_live_files(self, table_id: int) -> Iterator[LiveFile]:
+        """Read every live file, sorted by path, in batches from the database. For resynchronising."""
         # One short transaction for each batch: a slow reader must not delay SQLite's checkpoints.
         after_path = DATA_FILES.c.path > bindparam("after")
         live_files = select_live_files().where(after_path).order_by(DATA_FILES.c.path).limit(READ_BATCH_MAX)
@@ -116,35 +110,41 @@ class SqlFileLedger(Transactions):
     def find_delete_files(
         self, table_id: int, data_files: Collection[str], *, dead: bool = False
     ) -> list[DeleteFileRecord]:
+        """Find each live delete file with positions of any of `data_files`, with all its mappings.
+
+        With `dead`, each with a dead blob of any of `data_files`, which need not be live.
+        """
         statement = _FORMER if dead else _SERVING
         with self._read(table_id) as connection:
-            delete_file_ids = {
-                delete_file_id
-                for batch in batched(data_files)
-                for delete_file_id in connection.scalars(statement, {"table_id": table_id, "data_files": batch})
-            }
-            return read_delete_files(connection, delete_file_ids)
+            found = {row.delete_file_id for row in find_rows(connection, statement, table_id, data_files)}
+            return sql_files.read_delete_files(connection, found)
 
     def find_served(self, table_id: int, delete_files: Collection[str]) -> dict[str, set[str]]:
+        """Find, for each of these delete files, the *live* data files whose positions it holds."""
         serving: dict[str, set[str]] = {path: set() for path in delete_files}
         with self._read(table_id) as connection:
-            for batch in batched(delete_files):
-                pairs = connection.execute(_SERVED, {"table_id": table_id, "delete_files": batch})
-                for delete_file, data_file in pairs:
-                    serving[delete_file].add(data_file)
+            for delete_file, data_file in find_rows(connection, _SERVED, table_id, delete_files):
+                serving[delete_file].add(data_file)
         return serving
 
     def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
+        """Find the last commits of the Delta table as they were when they were shown, at most RECENT_COMMITS_MAX."""
         with self._read(table_id) as connection:
             return decode_commits(connection.scalar(_RECENT_COMMITS, {"table_id": table_id}) or b"[]")
 
     def record_intent(self, intent: Intent, pending: Mapping[FileKind, Sequence[str]]) -> None:
+        """Open the intent, and record its first files as `record_pending` does. A known intent does not change."""
         with self._write(intent.table_id) as connection:
             if connection.scalar(_INTENT_BY_ID, {"intent_id": intent.id}) is None:
                 connection.execute(insert(INTENTS).values(**asdict(intent), status=IntentStatus.OPEN))
             _write_pending(connection, intent, pending)
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
+        """Write a row with status pending for each file, before the file is written.
+
+        A known path is no error: a live file stays live, and a file that an earlier intent left behind belongs to this
+        intent from now on.
+        """
         with self._database.write() as connection:
             intent = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
             if intent is None:
@@ -152,12 +152,14 @@ class SqlFileLedger(Transactions):
             _write_pending(connection, intent, paths)
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
+        """Store what `record_synced` will apply, before the Iceberg commit is tried."""
         with self._database.write() as connection:
             prepared = update(INTENTS).where(INTENTS.c.id == intent_id).values(payload=msgspec.json.encode(outcome))
             if not connection.execute(prepared).rowcount:
                 raise LookupError(f"no intent has the id {intent_id}")
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
+        """Intents neither synced nor abandoned, oldest first, with what was prepared for them."""
         with self._read(table_id) as connection:
             return [
                 (
@@ -168,6 +170,11 @@ class SqlFileLedger(Transactions):
             ]
 
     def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
+        """Apply `outcome`: cursor, live files, delete files, mappings; the intent ends.
+
+        Pending files of the intent become live, `unwritten_files` are forgotten, removed delete files become orphaned.
+        The table's error is cleared if a version was synced or rows were changed. The second time nothing changes.
+        """
         table_id = outcome.table_id
         with self._database.write() as connection:
             table, commits = load_for_outcome(connection, outcome)
@@ -201,6 +208,21 @@ class SqlFileLedger(Transactions):
         at_ms: int,
         synced_at_ms: int | None = None,
     ) -> None:
+        """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
+
+        `synced_at_ms` is when Iceberg began to show it, if that was before `at_ms`.
+
+        For example, delete files {d0, d1} are live, d2 and d3 are pending, and `delete_files` has {d1, d2}. Afterwards
+        {d1, d2} are live. d0 is an orphan for DATA_FILES_GONE, unless the outcome gives the reason; d3 is an orphan for
+        COMMIT_FAILED. Live manifests, lists and metadata files stay live. If the intent with the outcome's snapshot id
+        has pending files, they become live, because its commit landed. All open intents end as synced.
+
+        Only the cursor, `removed_delete_files` and `unwritten_files` of `outcome` are used. The iterables must not read
+        this table's live files from the store, because they are forgotten first.
+
+        Uses many transactions, so that other tables can be written meanwhile. Until the last one, and after a crash in
+        between, the table has the outcome's version but no snapshot, and must be rebuilt.
+        """
         table_id = outcome.table_id
         with self._database.write() as connection:
             # Iceberg shows the version already. The snapshot id is stored last, since it means that all rows are right.
@@ -250,6 +272,10 @@ class SqlFileLedger(Transactions):
         in_use: Collection[str] = (),
         unwritten: Collection[str] = (),
     ) -> None:
+        """End an intent that did not land. Its pending files become orphaned.
+
+        Exceptions are files `in_use`, which become live, and files `unwritten`, which are forgotten.
+        """
         with self._database.write() as connection:
             of_intent = {"intent_id": intent_id}
             sql_files.remove_pending(connection, of_intent, unwritten)
@@ -258,6 +284,13 @@ class SqlFileLedger(Transactions):
             _end_intents(connection, {"id": intent_id}, IntentStatus.ABANDONED)
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:
+        """The Iceberg table is recreated: set aside what was written for its predecessor.
+
+        Every file that is pending, live or used by older snapshots is an orphan of the replaced table from `at_ms` on;
+        orphans of failed commits do not change. The live data files, their mappings and the snapshot are forgotten: if
+        the earlier table comes back, it must be rebuilt. Open intents and the version stay. If this fails half-way, the
+        metadata location stays too, and the verb can be repeated.
+        """
         with self._database.write() as connection:
             # If this ends half-way, the metadata location is still there, and the next first sync does it again.
             change_table(connection, table_id, snapshot_id=None)

@@ -47,12 +47,8 @@ METADATA = MetaData(
 _ROW_ID = BigInteger().with_variant(Integer(), "sqlite")
 
 
-def _row_id() -> Column[int]:
-    return Column("id", _ROW_ID, primary_key=True)
-
-
-def _given_id() -> Column[int]:
-    return Column("id", _ROW_ID, primary_key=True, autoincrement=False)
+def _row_id(*, given: bool = False) -> Column[int]:
+    return Column("id", _ROW_ID, primary_key=True, autoincrement=False if given else "auto")
 
 
 # A foreign key column gets the type of the column that it refers to.
@@ -113,7 +109,7 @@ TABLES = Table(
 LEASE = Table(
     "lease",
     METADATA,
-    _given_id(),
+    _row_id(given=True),
     Column("token", BigInteger, nullable=False),
     Column("holder", Text),
     Column("renewals", BigInteger, nullable=False),
@@ -128,7 +124,7 @@ LEASE = Table(
 INTENTS = Table(
     "intents",
     METADATA,
-    _given_id(),
+    _row_id(given=True),
     _table_id(),
     Column("from_version", BigInteger),
     *_columns(BigInteger, "to_version", "created_at_ms", nullable=False),

@@ -1,4 +1,4 @@
-"""The verbs of `TableStore` on an SQL database."""
+"""The verbs about tables: their cursors, errors and runs, and what people ask for and see."""
 
 from __future__ import annotations
 
@@ -7,46 +7,43 @@ from sqlalchemy import Float, bindparam, cast, delete, func, insert, select
 
 from state.records import FileKind, FileStatus, Pause, ProofRecord, SyncRun, TableError, TableRecord, Wait
 from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
-from state.sql.files import WRITTEN_ROWS, kind_of
+from state.sql.files import WRITTEN_ROWS, decode_partition, kind_of, live_file, select_live_files
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, SYNC_RUNS, TABLES
-from state.sql.reads import decode_partition, live_file, select_live_files
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
-_TABLE_BY_NAME = TABLE_RECORDS.where(TABLES.c.name == bindparam("name"))
+_TABLE_AT = TABLE_RECORDS.where(*(TABLES.c[key] == bindparam(key) for key in ("name", "source", "target")))
 
 
-class SqlTableStore(Transactions):
-    """The tables: their cursors, errors and runs, and people's requests."""
+class TableStore(Transactions):
+    """For the scheduling and the commands."""
 
     def open_table(self, name: str, source: str, target: str) -> TableRecord:
+        """The table's row, created if it is new. If the source or target of a known name changed, it starts empty."""
         # The row nearly always exists, and reading it does not queue behind the writers.
         known = self.find_table(name, source, target)
         if known is not None:
             return known
+        place = {"name": name, "source": source, "target": target}
         with self._database.write() as connection:
-            found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
-            if found is None or (found.source, found.target) != (source, target):
+            if connection.execute(_TABLE_AT, place).one_or_none() is None:
                 # The foreign keys remove all that belongs to the old row. Its files do not become orphans, because
                 # readers of the old target still need them.
                 connection.execute(delete(TABLES).where(TABLES.c.name == name))
-                new = insert(TABLES).values(
-                    name=name, source=source, target=target, must_compare=False, resync_wanted=False
-                )
-                connection.execute(new)
-            return table_record(connection.execute(_TABLE_BY_NAME, {"name": name}).one())
+                connection.execute(insert(TABLES).values(**place, must_compare=False, resync_wanted=False))
+            return table_record(connection.execute(_TABLE_AT, place).one())
 
     def find_table(self, name: str, source: str, target: str) -> TableRecord | None:
+        """The table's row; None if no row has this name, or if the source or target is another."""
         with self._database.read() as connection:
-            found = connection.execute(_TABLE_BY_NAME, {"name": name}).one_or_none()
-        if found is None or (found.source, found.target) != (source, target):
-            return None
-        return table_record(found)
+            found = connection.execute(_TABLE_AT, {"name": name, "source": source, "target": target}).one_or_none()
+        return None if found is None else table_record(found)
 
     def list_tables(self) -> list[TableRecord]:
         with self._database.read() as connection:
             return [table_record(row) for row in connection.execute(TABLE_RECORDS.order_by(TABLES.c.name))]
 
     def forget_table(self, table_id: int) -> None:
+        """Remove the table and all its rows from the store. No file is touched."""
         with self._database.write() as connection:
             # If this ends half-way and the table comes back, its memory is rebuilt.
             change_table(connection, table_id, snapshot_id=None)
@@ -56,9 +53,11 @@ class SqlTableStore(Transactions):
             connection.execute(delete(TABLES).where(TABLES.c.id == table_id))
 
     def rename_table(self, table_id: int, name: str) -> None:
+        """Give the table another name, which no other table has. Nothing else changes."""
         self._change(table_id, name=name)
 
     def record_failure(self, table_id: int, error: TableError | None) -> None:
+        """Replace the table's error. None also ends its parking: the next poll tries again."""
         self._change(table_id, error=error)
 
     def record_wait(self, table_id: int, wait: Wait | None) -> None:
@@ -72,14 +71,17 @@ class SqlTableStore(Transactions):
             connection.execute(insert(SYNC_RUNS).values(**asdict(run)))
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
+        """Pause the table, or end its pause."""
         self._change(table_id, pause=pause)
 
     def end_pause(self, table_id: int, *, at_ms: int) -> None:
+        """End the table's pause if its time is over at `at_ms`."""
         with self._database.write() as connection:
             table = load_table(connection, table_id)
             write_table(connection, replace(table, pause=table.pause_at(at_ms)))
 
     def record_resync_wanted(self, table_id: int, wanted: bool) -> None:
+        """Record that the next sync must rewrite the table, or that it has done so."""
         self._change(table_id, resync_wanted=wanted)
 
     def count(self, table_id: int) -> TableCounts:
@@ -109,6 +111,7 @@ class SqlTableStore(Transactions):
         )
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:
+        """Sum up what is deleted, with at most `rows_max` files, partitions and delete files: the worst ones."""
         # The database sorts and cuts, so memory does not grow with the table.
         files, serving = DATA_FILES.c, DELETE_FILES.c
         of_table = files.table_id == table_id
@@ -158,6 +161,7 @@ class SqlTableStore(Transactions):
             )
 
     def list_runs(self, table_id: int, *, runs_max: int) -> list[SyncRun]:
+        """List the newest runs, the newest first."""
         newest = (
             select(*SYNC_RUNS.c[SyncRun.__struct_fields__])
             .where(SYNC_RUNS.c.table_id == table_id)

@@ -1,4 +1,4 @@
-"""The verbs of `FileLedger` for maintenance, on an SQL database: about the files that dvsync wrote."""
+"""The verbs for the maintenance: about the files that dvsync wrote."""
 
 from __future__ import annotations
 
@@ -24,17 +24,24 @@ from state.sql.rows import Transactions
 _ORPHANED = (FileStatus.ORPHANED,)
 
 
-class SqlWrittenFiles(Transactions):
+class WrittenFiles(Transactions):
     """The files that dvsync wrote. A verb that names paths takes any number of them."""
 
     def record_orphans(
         self, table_id: int, kind: FileKind, paths: Sequence[str], reason: OrphanReason, *, at_ms: int
     ) -> None:
+        """Record files that a scan found and that are not live. Known paths stay as they are."""
         columns = dict.fromkeys(paths, orphaned(reason, at_ms))
         with self._write(table_id) as connection:
             write_written(connection, table_id, kind, columns, keep=tuple(FileStatus))
 
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
+        """Record that no snapshot refers to these files any more. Those not in use now are orphaned from `at_ms` on.
+
+        A delete file is taken if it is orphaned now, a manifest, a list or a metadata file if it is live or orphaned
+        now. All others stay as they are, since a sync may have made them live in the meantime: live delete
+        files with what they serve, manifests that live files are in, and whatever is pending or deleted.
+        """
         of_table, unused, metadata = {"table_id": table_id}, orphaned(reason, at_ms), set(paths)
         in_manifest = or_(
             exists().where(DATA_FILES.c.manifest_id == METADATA_FILES.c.id),
@@ -49,23 +56,34 @@ class SqlWrittenFiles(Transactions):
             change_written(connection, of_table, live_or_orphaned, unused, kinds=(METADATA_FILES,), paths=metadata)
 
     def record_still_used(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        """Restart the grace period of orphans that are still in use, although they should not be.
+
+        Their reason stays. Files that are not orphaned now are left alone, and orphans that older snapshots show: their
+        grace period has not begun.
+        """
         begun = [reason for reason in OrphanReason if reason not in SHOWN_BY_OLDER]
         of_table, restarted = {"table_id": table_id}, {"since_ms": at_ms}
         with self._write(table_id) as connection:
             change_written(connection, of_table, _ORPHANED, restarted, paths=paths, reasons=begun)
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
+        """Store the sizes of files that dvsync wrote, by path; unknown paths are ignored."""
         columns = {path: {"size_bytes": size_bytes} for path, size_bytes in sizes_bytes.items()}
         with self._write(table_id) as connection:
             for rows in WRITTEN_ROWS:
                 update_rows(connection, rows, table_id, columns)
 
     def record_deleted(self, table_id: int, paths: Collection[str], *, at_ms: int) -> None:
+        """Mark orphans that no longer exist as deleted."""
         of_table, deleted = {"table_id": table_id}, {"status": FileStatus.DELETED, "since_ms": at_ms}
         with self._write(table_id) as connection:
             change_written(connection, of_table, _ORPHANED, deleted, paths=paths)
 
     def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
+        """Forget deleted files, ended intents and runs from before `before_ms`.
+
+        With `orphans`, also forget files that became orphans before then, except those of a replaced table.
+        """
         with self._write(table_id) as connection:
             for rows in WRITTEN_ROWS:
                 gone = rows.c.status == FileStatus.DELETED
@@ -79,10 +97,17 @@ class SqlWrittenFiles(Transactions):
             connection.execute(runs.where(SYNC_RUNS.c.started_at_ms < before_ms))
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
+        """List the files that dvsync wrote with one of `statuses`, the oldest first."""
         with self._read(table_id) as connection:
             return _read_written(connection, table_id, lambda rows: rows.c.status.in_(statuses))
 
     def list_for_cleanup(self, table_id: int, *, due_ms: int, now_ms: int) -> tuple[list[WrittenFile], int]:
+        """List what a cleanup judges: live files, and orphans. Also counts the orphans that it need not judge yet.
+
+        Those, perhaps very many, became orphans after `due_ms` and not after `now_ms`, because their snapshot was
+        expired: nothing but their grace period is left.
+        """
+
         def is_judged(rows: Table) -> ColumnElement[bool]:
             since_ms, is_orphan = rows.c.since_ms, rows.c.status == FileStatus.ORPHANED
             is_expired = rows.c.reason == OrphanReason.SNAPSHOT_EXPIRED
@@ -100,6 +125,7 @@ class SqlWrittenFiles(Transactions):
         return judged, orphans - sum(file.status is FileStatus.ORPHANED for file in judged)
 
     def has_orphans(self, table_id: int, *, before_ms: int, reasons: Collection[OrphanReason]) -> bool:
+        """Return whether any file became an orphan, for one of `reasons`, at `before_ms` or earlier."""
         orphans = (
             exists().where(
                 rows.c.table_id == table_id,
@@ -113,6 +139,10 @@ class SqlWrittenFiles(Transactions):
             return bool(connection.scalar(select(or_(*orphans))))
 
     def find_crowded(self, table_id: int, *, delete_files_max: int, deleted_share: float) -> list[str]:
+        """Find live data files with more than `delete_files_max` delete files, sorted.
+
+        Also those with more than one delete file of which at least `deleted_share` of the rows are deleted.
+        """
         files, count = DATA_FILES.c, func.count()
         is_full_of_deletions = func.coalesce(files.dv_cardinality, 0) >= deleted_share * files.record_count
         crowded = (
@@ -126,6 +156,7 @@ class SqlWrittenFiles(Transactions):
         return self._sorted_paths(table_id, crowded)
 
     def find_mostly_dead(self, table_id: int, *, dead_share: float) -> list[str]:
+        """Find live delete files with dead blobs, which are more than `dead_share` of their positions, sorted."""
         files, live = DELETE_FILES.c, func.sum(DV_MAPPINGS.c.positions)
         mostly_dead = (
             select(files.path)

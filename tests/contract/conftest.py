@@ -9,8 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from state.sql.store import SqlStateStore
-from state.store import StateStore
+from state.sql.store import StateStore
 from tests.kit.memory_store import MemoryStateStore
 from tests.kit.servers import Server, postgresql
 from tests.kit.states import admin, lay_database
@@ -33,7 +32,7 @@ def migrated(server: Server) -> str:
     url = url_of(server, "migrated")
     with admin(url_of(server, "postgres"), isolation_level="AUTOCOMMIT") as connection:
         connection.exec_driver_sql("CREATE DATABASE migrated")
-    SqlStateStore.open(url).close()
+    StateStore.open(url).close()
     return "migrated"
 
 
@@ -59,17 +58,17 @@ def store(request: pytest.FixtureRequest, database_path: Path) -> Iterator[State
         made = MemoryStateStore()
     elif request.param == "sql":
         lay_database(database_path)
-        made = SqlStateStore.open(f"sqlite:///{database_path}")
+        made = StateStore.open(f"sqlite:///{database_path}")
     else:
-        made = SqlStateStore.open(request.getfixturevalue("postgresql_url"))
+        made = StateStore.open(request.getfixturevalue("postgresql_url"))
     with closing(made):
         yield made
 
 
 @pytest.fixture
-def sql_store(database_path: Path) -> Iterator[SqlStateStore]:
+def sql_store(database_path: Path) -> Iterator[StateStore]:
     lay_database(database_path)
-    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as opened:
+    with closing(StateStore.open(f"sqlite:///{database_path}")) as opened:
         yield opened
 
 

@@ -14,12 +14,12 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
+from state.errors import LeaseLost, StateUnavailable
 from state.records import FileKind, FileStatus, Intent, Lease, OrphanReason, SyncRun, TableError
 from state.sql.database import REVISION
 from state.sql.models import METADATA
 from state.sql.rows import WRITE_BATCH_MAX
-from state.sql.store import SqlStateStore
-from state.store import LeaseLost, StateStore, StateUnavailable
+from state.sql.store import StateStore
 from tests.kit.servers import Server
 from tests.kit.states import (
     PAUSE,
@@ -67,7 +67,7 @@ def test_threads_do_not_lose_each_others_work(store: StateStore, table_id: int) 
 
 def test_long_write_is_waited_for(database_path: Path) -> None:
     """While one verb writes, other writers queue however short the busy timeout is, and readers go on."""
-    with closing(SqlStateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store, ThreadPoolExecutor(1) as pool:
+    with closing(StateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store, ThreadPoolExecutor(1) as pool:
         table_id = fill(store)
         with store._database.write() as connection:
             connection.exec_driver_sql("DELETE FROM data_files")
@@ -85,7 +85,7 @@ def test_long_write_is_waited_for(database_path: Path) -> None:
 def test_reopened_database_remembers(database_path: Path) -> None:
     """What was recorded is there when the file is opened again, and the folder of the file is made."""
     paths = ["a", "b", "d1", "d2"]
-    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as store:
+    with closing(StateStore.open(f"sqlite:///{database_path}")) as store:
         table_id = store.open_table("orders", "s3://delta/orders", "sales.orders").id
         files = (live_file("a", dv=deletion_vector("x")), live_file("b"))
         store.record_synced(
@@ -97,11 +97,11 @@ def test_reopened_database_remembers(database_path: Path) -> None:
         store.record_failure(table_id, TableError("Retryable", "away", "Wait.", 1, 2, 3, False))
         store.record_run(SyncRun(table_id, 1, 2, "advanced"))
         before = observe(store, table_id, paths)
-    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as store:
+    with closing(StateStore.open(f"sqlite:///{database_path}")) as store:
         assert observe(store, table_id, paths) == before
 
 
-def test_sqlite_is_durable_and_checks_references(sql_store: SqlStateStore) -> None:
+def test_sqlite_is_durable_and_checks_references(sql_store: StateStore) -> None:
     """Every connection has the write-ahead log, full synchronisation, foreign keys and a bounded wait."""
     with sql_store._database.read() as connection:
         pragmas = {
@@ -111,13 +111,13 @@ def test_sqlite_is_durable_and_checks_references(sql_store: SqlStateStore) -> No
     assert pragmas == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "busy_timeout": 5_000}
 
 
-def test_models_and_migrations_agree(sql_store: SqlStateStore) -> None:
+def test_models_and_migrations_agree(sql_store: StateStore) -> None:
     """The migrated schema is the schema of the models."""
     with sql_store._database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
 
 
-def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateStore) -> None:
+def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: StateStore) -> None:
     """Alembic leaves a database at the revision that opening one takes for the newest."""
     with sql_store._database.read() as connection:
         assert MigrationContext.configure(connection).get_current_heads() == (REVISION,)
@@ -125,11 +125,11 @@ def test_the_newest_migration_is_the_one_that_is_looked_for(sql_store: SqlStateS
 
 def test_a_database_of_an_unknown_schema_is_refused(database_path: Path) -> None:
     """One that another dvsync has migrated is left as it is."""
-    SqlStateStore.open(f"sqlite:///{database_path}").close()
+    StateStore.open(f"sqlite:///{database_path}").close()
     with closing(sqlite3.connect(database_path)) as raw, raw:
         raw.execute("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StateUnavailable, match=r"dvsync\.db has the schema revision 9999, .* 0001, does not know"):
-        SqlStateStore.open(f"sqlite:///{database_path}")
+        StateStore.open(f"sqlite:///{database_path}")
     with closing(sqlite3.connect(database_path)) as raw:
         assert raw.execute("SELECT version_num FROM alembic_version").fetchall() == [("9999",)]
 
@@ -138,9 +138,9 @@ def test_file_that_is_no_database(tmp_path: Path) -> None:
     """A file that is not a database, and a folder that cannot be made, are told as such."""
     (tmp_path / "notes.db").write_text("these are notes, and more of them than a header takes\n" * 40)
     with pytest.raises(StateUnavailable, match=r"notes\.db is not usable: file is not a database"):
-        SqlStateStore.open(f"sqlite:///{tmp_path / 'notes.db'}")
+        StateStore.open(f"sqlite:///{tmp_path / 'notes.db'}")
     with pytest.raises(StateUnavailable, match="cannot be opened"):
-        SqlStateStore.open(f"sqlite:///{tmp_path / 'notes.db' / 'dvsync.db'}")
+        StateStore.open(f"sqlite:///{tmp_path / 'notes.db' / 'dvsync.db'}")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_file_that_is_no_database(tmp_path: Path) -> None:
 def test_no_password_in_messages(url: str) -> None:
     """A URL that cannot be used is StateUnavailable, and no password in it is shown."""
     with pytest.raises(StateUnavailable) as raised:
-        SqlStateStore.open(url)
+        StateStore.open(url)
     assert "hunter2@" not in str(raised.value) and "password" not in str(raised.value)
 
 
@@ -165,7 +165,7 @@ def test_no_password_in_messages(url: str) -> None:
 
 def test_postgresql_has_the_schema_of_the_models(postgresql_url: str) -> None:
     """Migrated from nothing, it has what the models say: 64-bit numbers, bytes, and no type by accident."""
-    with closing(SqlStateStore.open(postgresql_url)) as store, store._database.read() as connection:
+    with closing(StateStore.open(postgresql_url)) as store, store._database.read() as connection:
         assert compare_metadata(MigrationContext.configure(connection), METADATA) == []
         types: dict[str, str] = dict(
             connection.exec_driver_sql(
@@ -178,7 +178,7 @@ def test_postgresql_has_the_schema_of_the_models(postgresql_url: str) -> None:
 
 def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
     """As SQLite has it: a reader's transaction is of one moment, and two processes never write at the same time."""
-    with closing(SqlStateStore.open(postgresql_url)) as store, closing(SqlStateStore.open(postgresql_url)) as other:
+    with closing(StateStore.open(postgresql_url)) as store, closing(StateStore.open(postgresql_url)) as other:
         table_id = fill(store)
         count = "SELECT count(*) FROM sync_runs"
         with store._database.read() as reading, ThreadPoolExecutor(1) as pool:
@@ -193,7 +193,7 @@ def test_readers_see_one_state_and_writers_queue(postgresql_url: str) -> None:
 
 def test_a_killed_server_is_told_and_found_again(server: Server, postgresql_url: str) -> None:
     """While it is away each verb is StateUnavailable, without the password; then all goes on as it was."""
-    with closing(SqlStateStore.open(postgresql_url)) as store:
+    with closing(StateStore.open(postgresql_url)) as store:
         table_id = fill(store)
         before = observe(store, table_id, ["a", "d"])
         server.kill()
@@ -203,7 +203,7 @@ def test_a_killed_server_is_told_and_found_again(server: Server, postgresql_url:
                     verb()
                 assert "hunter2" not in str(raised.value)
             with pytest.raises(StateUnavailable):
-                SqlStateStore.open(postgresql_url)
+                StateStore.open(postgresql_url)
         finally:
             server.start()
         assert observe(store, table_id, ["a", "d"]) == before
@@ -213,7 +213,7 @@ def test_a_killed_server_is_told_and_found_again(server: Server, postgresql_url:
 
 def test_locked_database(database_path: Path) -> None:
     """While another process holds the write lock, every write is StateUnavailable and reads go on."""
-    with closing(SqlStateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store:
+    with closing(StateStore.open(f"sqlite:///{database_path}?timeout=0.01")) as store:
         table_id = fill(store)
         before = observe(store, table_id, ["a", "d"])
         with closing(sqlite3.connect(database_path, isolation_level=None)) as other:
@@ -229,10 +229,10 @@ def test_locked_database(database_path: Path) -> None:
 
 def test_readonly_database(database_path: Path) -> None:
     """A database that may only be read is read, and every write is StateUnavailable."""
-    with closing(SqlStateStore.open(f"sqlite:///{database_path}")) as store:
+    with closing(StateStore.open(f"sqlite:///{database_path}")) as store:
         table_id = fill(store)
         before = observe(store, table_id, ["a", "d"])
-    with closing(SqlStateStore.open(f"sqlite:///file:{database_path}?mode=ro&uri=true")) as store:
+    with closing(StateStore.open(f"sqlite:///file:{database_path}?mode=ro&uri=true")) as store:
         for verb in write_verbs(store, table_id):
             with pytest.raises(StateUnavailable, match="readonly database"):
                 verb()
@@ -256,7 +256,7 @@ FAILING: list[tuple[str, Callable[[StateStore, int], None]]] = [
 
 @pytest.mark.parametrize(("statement", "verb"), FAILING)
 def test_damaged_table_fails_without_a_trace(
-    sql_store: SqlStateStore, statement: str, verb: Callable[[StateStore, int], None]
+    sql_store: StateStore, statement: str, verb: Callable[[StateStore, int], None]
 ) -> None:
     """A verb whose last statement fails leaves nothing of the statements before it."""
     table_id = fill(sql_store)
@@ -274,7 +274,7 @@ def test_damaged_table_fails_without_a_trace(
     assert observe(sql_store, table_id, ["a", "d"]) == before
 
 
-def test_a_replacement_that_fails_half_way_is_repeated(sql_store: SqlStateStore) -> None:
+def test_a_replacement_that_fails_half_way_is_repeated(sql_store: StateStore) -> None:
     table_id = fill(sql_store)
     before = sql_store.list_tables()[0]
     with sql_store._database.write() as connection:
@@ -297,7 +297,7 @@ CRASHING = """
 import os, sys
 from state.records import FileKind, Intent, LiveFile, Outcome
 from state.sql.rows import WRITE_BATCH_MAX
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 
 def outcome(version, **changes):
     return Outcome(1, "delta-id", None, version, 1, 9, "v.json", **changes)
@@ -306,7 +306,7 @@ def endless():
     yield from (LiveFile(f"f{number}", 1, 1, 0, "m") for number in range(WRITE_BATCH_MAX + 1))
     os._exit(9)
 
-store = SqlStateStore.open(sys.argv[1])
+store = StateStore.open(sys.argv[1])
 steps = [
     lambda: store.open_table("orders", "source", "target"),
     lambda: store.record_intent(Intent(9, 1, None, 1, 1), {}),
@@ -339,7 +339,7 @@ def test_killed_process_leaves_a_consistent_file(
     with closing(sqlite3.connect(database_path)) as raw:
         assert raw.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
         assert raw.execute("PRAGMA foreign_key_check").fetchall() == []
-    with closing(SqlStateStore.open(url)) as store:
+    with closing(StateStore.open(url)) as store:
         assert len(store.find_open_intents(1)) == open_intents
         assert store.list_tables()[0].synced_version == synced_version
         assert store.list_tables()[0].snapshot_id == (9 if steps == 5 else None)
@@ -378,16 +378,16 @@ def test_who_has_lost_the_lease_writes_nothing_any_more(
 ) -> None:
     """Every verb that writes is refused; reading goes on, and a store that never had the lease writes as a person."""
     url = request.getfixturevalue("postgresql_url") if database == "postgresql" else f"sqlite:///{database_path}"
-    with closing(SqlStateStore.open(url)) as sql_store:
+    with closing(StateStore.open(url)) as sql_store:
         lose_the_lease(sql_store, url)
 
 
-def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
+def lose_the_lease(sql_store: StateStore, url: str) -> None:
     record = sql_store.open_table("t", "file:///d/t", "lake.t")
     assert sql_store.take_lease(sql_store.read_lease(), "one", has_lock=False)
     intent = Intent(id=7, table_id=record.id, from_version=None, to_version=0, created_at_ms=1)
     sql_store.record_intent(intent, {})
-    with closing(SqlStateStore.open(url)) as other:
+    with closing(StateStore.open(url)) as other:
         assert other.take_lease(other.read_lease(), "two", has_lock=False)
         writes: list[Callable[[], object]] = [
             lambda: sql_store.record_pending(7, {FileKind.DELETE_FILE: ["s3://x/d"]}),
@@ -403,6 +403,6 @@ def lose_the_lease(sql_store: SqlStateStore, url: str) -> None:
                 write()
         assert sql_store.find_open_intents(record.id) == [(intent, None)]
         other.give_back_lease()
-        with closing(SqlStateStore.open(url)) as person:
+        with closing(StateStore.open(url)) as person:
             person.record_pause(record.id, PAUSE)
         assert sql_store.list_tables()[0].pause

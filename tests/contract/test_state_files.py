@@ -20,7 +20,7 @@ from state.records import (
 )
 from state.sql.bulk import IN_LIST_MAX
 from state.sql.ledger import READ_BATCH_MAX
-from state.store import StateStore
+from state.sql.store import StateStore
 from tests.kit.states import (
     DELETE_MANIFEST,
     MANIFEST,

@@ -32,8 +32,7 @@ from state.sql import files as sql_files
 from state.sql import rows as sql_rows
 from state.sql.bulk import IN_LIST_MAX
 from state.sql.rows import WRITE_BATCH_MAX
-from state.sql.store import SqlStateStore
-from state.store import StateStore
+from state.sql.store import StateStore
 from tests.kit.states import (
     DELETE_MANIFEST,
     MANIFEST,
@@ -200,7 +199,7 @@ def test_others_write_during_a_rebuild(store: StateStore, table_id: int) -> None
     assert (tables[table_id].pause, tables[table_id].snapshot_id) == (PAUSE, 7_002)
 
 
-def test_a_rebuild_gives_way_to_others(sql_store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rebuild_gives_way_to_others(sql_store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rebuild sleeps as long as its batches take while others write, and not at all while nobody does."""
     slept_s: list[float] = []
     monkeypatch.setattr("state.sql.database.time.sleep", slept_s.append)
@@ -234,7 +233,7 @@ def test_forgotten_during_a_rebuild(store: StateStore, table_id: int) -> None:
     assert store.list_tables() == []
 
 
-def test_a_table_half_forgotten(sql_store: SqlStateStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_half_forgotten(sql_store: StateStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others write between the batches. A process that ends there leaves a table whose memory is rebuilt."""
     table_id = sql_store.open_table("t", "s3://delta/t", "sales.t").id
     other = sql_store.open_table("t0", "s3://delta/t0", "sales.t0").id

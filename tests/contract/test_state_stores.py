@@ -24,8 +24,7 @@ from state.records import (
     SyncRun,
     TableError,
 )
-from state.sql.store import SqlStateStore
-from state.store import StateStore
+from state.sql.store import StateStore
 from tests.kit.examples import examples
 from tests.kit.memory_store import MemoryStateStore
 from tests.kit.states import deletion_vector, lay_database, observe
@@ -119,7 +118,7 @@ class BothStores(RuleBasedStateMachine):
         super().__init__()
         self.folder = TemporaryDirectory()
         lay_database(Path(self.folder.name) / "dvsync.db")
-        self.sql = SqlStateStore.open(f"sqlite:///{self.folder.name}/dvsync.db")
+        self.sql = StateStore.open(f"sqlite:///{self.folder.name}/dvsync.db")
         self.memory = MemoryStateStore()
         self.stores: tuple[StateStore, StateStore] = (self.sql, self.memory)
         self.sources = ["source"]

@@ -24,7 +24,7 @@ from daemon.sync.context import Writer
 from daemon.sync.recovery import end_intents
 from daemon.texts import iso_time
 from state import LeaseLost, StateUnavailable
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 from tests.kit.checks import duckdb_rows
 from tests.kit.daemons import command, daemon, set_constants, until
 from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
@@ -180,7 +180,7 @@ def test_a_stand_by_ends_too_when_the_state_database_is_removed(tmp_path: Path, 
 def test_a_database_whose_folder_is_away_is_unavailable(tmp_path: Path) -> None:
     """Until it is back: that is no reason to end."""
     (tmp_path / "state").mkdir()
-    with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/state/state.db")) as store:
+    with closing(StateStore.open(f"sqlite:///{tmp_path}/state/state.db")) as store:
         (tmp_path / "state").rename(tmp_path / "away")
         (tmp_path / "state").write_text("a file")
         with pytest.raises(StateUnavailable, match="is not usable: Not a directory"):
@@ -269,7 +269,7 @@ def test_a_stand_by_follows_what_the_configuration_says_by_then(tmp_path, table)
 def test_a_lock_without_a_lease_is_an_older_dvsync_at_work(tmp_path):
     """It knew no lease; whoever comes stands by for as long as it has the lock, by whatever path it is named."""
     (tmp_path / "link").symlink_to(tmp_path)
-    with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/s.db")) as store, FileLock(tmp_path / "s.db.lock") as older:
+    with closing(StateStore.open(f"sqlite:///{tmp_path}/s.db")) as store, FileLock(tmp_path / "s.db.lock") as older:
         clock = Clock()
         keeper = LeaseKeeper(store, clock, sqlite_file=tmp_path / "link" / "s.db", lease_s=30.0)
         for _ in range(3):
@@ -554,10 +554,10 @@ def test_whose_table_it_is_is_asked_once(benches, table, monkeypatch):
 
 def test_silence_is_measured_by_the_one_who_waits(tmp_path):
     """A row that does not change for a whole lease is given up; any change begins the wait anew."""
-    with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/s.db")) as holder_store:
+    with closing(StateStore.open(f"sqlite:///{tmp_path}/s.db")) as holder_store:
         holder = LeaseKeeper(holder_store, Clock(), sqlite_file=None, lease_s=30.0)
         assert holder.try_take() is None
-        with closing(SqlStateStore.open(f"sqlite:///{tmp_path}/s.db")) as other_store:
+        with closing(StateStore.open(f"sqlite:///{tmp_path}/s.db")) as other_store:
             clock = Clock()
             other = LeaseKeeper(other_store, clock, sqlite_file=None, lease_s=30.0)
             for _ in range(3):
@@ -576,7 +576,7 @@ def test_silence_is_measured_by_the_one_who_waits(tmp_path):
 def test_a_command_waits_for_a_sign_of_life_and_then_refuses(tmp_path):
     """Without a lock to look at: one renewal is enough to know that somebody works."""
     url = f"sqlite:///{tmp_path}/s.db"
-    with closing(SqlStateStore.open(url)) as holder_store, closing(SqlStateStore.open(url)) as other_store:
+    with closing(StateStore.open(url)) as holder_store, closing(StateStore.open(url)) as other_store:
         holder = LeaseKeeper(holder_store, SystemClock(), sqlite_file=None, lease_s=3.0)
         assert holder.try_take() is None
         holder.keep(lambda reason: None)
@@ -593,7 +593,7 @@ def test_a_database_that_is_away_costs_nobody_the_lease(tmp_path, monkeypatch):
     """Renewing fails for a while, is told, and goes on; only somebody else's token ends it."""
     url = f"sqlite:///{tmp_path}/s.db"
     lost: list[str] = []
-    with closing(SqlStateStore.open(url)) as store:
+    with closing(StateStore.open(url)) as store:
         keeper = LeaseKeeper(store, SystemClock(), sqlite_file=tmp_path / "s.db", lease_s=0.3)
         assert keeper.try_take() is None
         renew, failures = store.renew_lease, []
@@ -608,7 +608,7 @@ def test_a_database_that_is_away_costs_nobody_the_lease(tmp_path, monkeypatch):
         keeper.keep(lost.append)
         until(lambda: store.read_lease().renewals >= 2)
         assert (len(failures), lost) == (5, [])
-        with closing(SqlStateStore.open(url)) as other:
+        with closing(StateStore.open(url)) as other:
             # The holder may renew between the look and the taking.
             until(lambda: other.take_lease(other.read_lease(), "the other one", has_lock=False))
             until(lambda: lost)

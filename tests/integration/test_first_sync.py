@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from daemon.errors import Unsupported
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
 from daemon.pipeline.runner import DVS_PER_TASK
-from daemon.spark.tasks import run_on_spark
+from daemon.spark.answers import run_on_spark
 from tests.kit.follow import Followed
 from tests.kit.handmade import HandmadeTable
 from tests.kit.images import DATA, Image, image_of
@@ -296,7 +296,7 @@ def test_spark_tasks_force_what_they_write_to_the_disk(
 ) -> None:
     """Only they can: the manifests and delete files of a first sync are on the disk of the worker that wrote them."""
     log = tmp_path / "forced"
-    for module in ("tasks", "table_state"):
+    for module in ("answers", "table_state"):
         monkeypatch.setattr(
             f"daemon.spark.{module}.run_on_spark",
             lambda frame, function: run_on_spark(frame, partial(logging_fsync, function, log)),

@@ -16,9 +16,8 @@ import pytest
 
 from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
-from daemon.spark import installed
-from daemon.spark.installed import check_jars, check_pipeline, check_session
-from daemon.spark.jars import DELTA_JAR
+from daemon.spark import jars as spark_jars
+from daemon.spark.jars import DELTA_JAR, check_jars, check_pipeline, check_session
 from tests.kit.daemons import daemon
 from tests.kit.forking import run_forked
 from tests.kit.handmade import HandmadeTable
@@ -217,6 +216,6 @@ def test_the_delta_that_spark_loaded_is_looked_at(spark, monkeypatch: pytest.Mon
     """It passes as it is, its jar is where it is looked for, and another one would be refused."""
     check_session(spark)
     check_jars(SparkSettings())
-    monkeypatch.setattr(installed, "DELTA_VERSION", "4.0.0")
+    monkeypatch.setattr(spark_jars, "DELTA_VERSION", "4.0.0")
     with pytest.raises(PipelineAway, match=r"with Delta 4\.4\.0 was started, but dvsync needs 4\.1 and 4\.0\.0"):
         check_session(spark)

@@ -30,16 +30,19 @@ from pyroaring import BitMap64
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import LimitsSettings, SparkSettings, TableSettings
 from daemon.delta.actions import Metadata, Protocol
+from daemon.delta.log import DeltaLog
 from daemon.delta.snapshot import ReplayedState
 from daemon.delta.table_state import ADDS
 from daemon.iceberg.catalogs import Catalogs
-from daemon.service.assembly import make_context
+from daemon.iceberg.target import Target
+from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
-from daemon.sync.context import Writer
+from daemon.store.storage import FileIOStorage
+from daemon.sync.context import TableContext, Writer
 from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 from tests.kit.states import lay_database
 
 B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
@@ -281,7 +284,7 @@ class Bench:
     def open(self) -> None:
         if self.state_url is None and not self.state_file.exists():
             lay_database(self.state_file)
-        self.store = SqlStateStore.open(self.state_url or f"sqlite:///{self.state_file}")
+        self.store = StateStore.open(self.state_url or f"sqlite:///{self.state_file}")
         local = sql_catalog(self.folder)
         if self.catalog_uri:
             local["uri"] = self.catalog_uri
@@ -295,12 +298,24 @@ class Bench:
             **{"engine": self.engine, **self.table_options},
         )
         self.spark = SparkPipeline(self.spark_settings)
-        self.context = make_context(
-            self.settings,
-            properties=catalog,
-            open_catalog=lambda: self.catalogs.open("local"),
+        storage = FileIOStorage(catalog)
+        self.context = TableContext(
+            settings=self.settings,
+            log=DeltaLog(storage, self.source, self.clock),
+            target=Target(
+                "local",
+                lambda: self.catalogs.open("local"),
+                self.target,
+                self.settings.location,
+                self.clock,
+                signature=self.writer.signature if self.writer else {},
+                check_lease=self.store.check_lease,
+                version_hint=self.settings.version_hint,
+            ),
             store=self.store,
-            spark=self.spark,
+            runner=Runner(self.spark, self.settings.engine),
+            storage=storage,
+            properties=catalog,
             clock=self.clock,
             limits=self.limits,
             writer=self.writer,

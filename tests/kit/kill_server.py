@@ -37,7 +37,7 @@ from daemon.store.storage import FileIOStorage
 from daemon.sync import news
 from daemon.translate import definition
 from state.sql.database import Database
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 from tests.kit.checks import check, duckdb_rows
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.power import Disk
@@ -45,13 +45,13 @@ from tests.kit.power import Disk
 # Every step that leaves something behind. A file that is opened and not closed is one: its bytes are lost with us.
 STEPS: tuple[tuple[Any, str], ...] = (
     *(
-        (SqlStateStore, f"record_{verb}")
+        (StateStore, f"record_{verb}")
         for verb in (
             *("intent", "pending", "prepared", "synced", "rebuilt", "abandoned", "orphans"),
             *("unreferenced", "sizes", "deleted"),
         )
     ),
-    (SqlStateStore, "forget_before"),
+    (StateStore, "forget_before"),
     # A verb of several transactions may end between two of them.
     (Database, "write"),
     (FileIOStorage, "delete"),

@@ -29,7 +29,7 @@ from daemon.errors import SyncError
 from daemon.iceberg.catalogs import Catalogs
 from daemon.sync.first_sync import RESYNCED
 from daemon.sync.outcomes import SyncOutcome, SyncResult
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 from tests.kit.daemons import Daemon
 from tests.kit.handmade import Bench, sql_catalog
 from tests.kit.spark_session import FOR_SMALL_TABLES
@@ -85,7 +85,7 @@ class Service:
         self.daemon.lines.clear()
         self.daemon.launch()
         self.daemon.started()
-        self.store = SqlStateStore.open(f"sqlite:///{self.state_file}")
+        self.store = StateStore.open(f"sqlite:///{self.state_file}")
         for table in self.tables.values():
             table.begin()
 
@@ -223,7 +223,7 @@ class Served:
         self._given_lines = self._due_line = len(self.service.daemon.lines)
 
     @property
-    def store(self) -> SqlStateStore:
+    def store(self) -> StateStore:
         return self.service.store
 
     @property

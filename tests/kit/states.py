@@ -27,8 +27,7 @@ from state.records import (
     Wait,
     WrittenFile,
 )
-from state.sql.store import SqlStateStore
-from state.store import StateStore
+from state.sql.store import StateStore
 
 MANIFEST = "s3://iceberg/metadata/m0.avro"
 DELETE_MANIFEST = "s3://iceberg/metadata/d0.avro"
@@ -39,7 +38,7 @@ UNKNOWN = 404
 @cache
 def _migrated() -> bytes:
     with TemporaryDirectory() as folder:
-        SqlStateStore.open(f"sqlite:///{folder}/state.db").close()
+        StateStore.open(f"sqlite:///{folder}/state.db").close()
         return (Path(folder) / "state.db").read_bytes()
 
 

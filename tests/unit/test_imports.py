@@ -150,7 +150,7 @@ def test_imports_point_one_way(file):
 @pytest.mark.parametrize(
     ("file", "source", "find"),
     [
-        ("state/store.py", "import daemon.errors", directions_broken),
+        ("state/records.py", "import daemon.errors", directions_broken),
         ("daemon/delta/log.py", "from daemon.iceberg import marker", directions_broken),
         ("daemon/iceberg/target.py", "def f():\n    from state import Outcome", directions_broken),
         ("daemon/errors.py", "from daemon.delta.log import DeltaLog", directions_broken),

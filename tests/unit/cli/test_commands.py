@@ -38,7 +38,7 @@ from daemon.service.lease import LeaseKeeper, hold_lease
 from daemon.service.signals import SAME_REQUEST_S
 from daemon.sync.context import Writer
 from state import TableError
-from state.sql.store import SqlStateStore
+from state.sql.store import StateStore
 from tests.kit.daemons import set_constants, write_config
 from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import Bench, HandmadeTable
@@ -78,7 +78,7 @@ def dvsync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def state_held(sqlite_file: Path) -> Iterator[None]:
     """As a `dvsync run` holds it; here, by the tests' own process."""
     with (
-        closing(SqlStateStore.open(f"sqlite:///{sqlite_file}")) as store,
+        closing(StateStore.open(f"sqlite:///{sqlite_file}")) as store,
         hold_lease(LeaseKeeper(store, SystemClock(), sqlite_file=sqlite_file, lease_s=30), Event()),
     ):
         yield

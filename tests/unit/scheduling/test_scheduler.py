@@ -37,11 +37,10 @@ from daemon.maintenance.maintainer import Round
 from daemon.scheduling import poll_threads
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import BACKOFF_MAX_S, described
-from daemon.scheduling.maintenance_job import MaintenanceJob
+from daemon.scheduling.jobs import MaintenanceJob, VerifyJob
 from daemon.scheduling.observer import Observer
 from daemon.scheduling.scheduler import Scheduler
 from daemon.scheduling.slots import Slots
-from daemon.scheduling.verify_job import VerifyJob
 from daemon.service.fleet import Fleet
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus

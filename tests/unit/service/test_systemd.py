@@ -17,8 +17,8 @@ from daemon.cli.probe import ask
 from daemon.config.load import load_settings
 from daemon.config.settings import HealthSettings, TableSettings
 from daemon.errors import PipelineAway
-from daemon.service.systemd import Notifier
-from daemon.spark.installed import check_java
+from daemon.service import systemd
+from daemon.spark.jars import check_java
 from daemon.status.board import Topic, Unready
 from daemon.status.table_status import Observation
 from daemon.web.endpoints import Api
@@ -49,10 +49,9 @@ def test_systemd_is_told_of_start_life_and_end(manager: tuple[socket.socket, str
     """READY, STATUS with WATCHDOG, STOPPING: one datagram each, as sd_notify(3) has them."""
     listener, address = manager
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}
-    notifier = Notifier.from_environment(environment)
-    notifier.ready()
-    notifier.beat("2 tables: 2 synced")
-    notifier.stopping()
+    systemd.notify("READY=1", environment=environment)
+    systemd.beat("2 tables: 2 synced", environment)
+    systemd.notify("STOPPING=1", environment=environment)
     told = [listener.recv(4096).decode() for _ in range(3)]
     assert told == ["READY=1", "STATUS=2 tables: 2 synced\nWATCHDOG=1", "STOPPING=1"]
 
@@ -61,14 +60,14 @@ def test_a_watchdog_for_another_process_is_not_fed(manager: tuple[socket.socket,
     """WATCHDOG_PID names who is watched; a child that inherits the environment is not."""
     listener, address = manager
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}
-    Notifier.from_environment(environment).beat("fine")
+    systemd.beat("fine", environment)
     assert listener.recv(4096) == b"STATUS=fine"
 
 
 def test_without_systemd_nothing_is_told(tmp_path: Path) -> None:
     """No socket, or one that nobody listens on: no error."""
-    Notifier.from_environment({}).ready()
-    Notifier.from_environment({"NOTIFY_SOCKET": str(tmp_path / "nobody")}).ready()
+    systemd.notify("READY=1", environment={})
+    systemd.notify("READY=1", environment={"NOTIFY_SOCKET": str(tmp_path / "nobody")})
 
 
 def test_the_unit_is_valid_and_hardened(tmp_path: Path) -> None:

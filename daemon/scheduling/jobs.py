@@ -1,7 +1,4 @@
-"""One table's verification in the daemon: a part of its files each time that one is due.
-
-What a verification finds is recorded, logged and shown. By setting, it also parks the table; it never repairs one.
-"""
+"""What runs for one table beside its polls, in threads of its own: its maintenance and its verification."""
 
 from __future__ import annotations
 
@@ -9,26 +6,69 @@ from threading import Event
 
 import structlog
 
+from daemon.clock import Clock
 from daemon.errors import ProofFailed
+from daemon.maintenance.maintainer import Maintainer, Round
 from daemon.observe import log as events
 from daemon.observe.tracing import Span
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.failures import described, warn_of
+from daemon.status.board import Board
 from daemon.status.wording import differences_text
 from daemon.sync.context import TableContext, as_sync_errors
-from daemon.verify.findings import Level, Proof, Scope, add_part, due_ms, hint_for, next_part
+from daemon.verify.findings import Level, Scope, add_part, due_ms, hint_for, next_part
 from daemon.verify.verifier import Verifier
 from state import TableError
-
-_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 # How often a table is asked whether a part of it is due. A part that failed is tried again then.
 CHECKS_A_PERIOD = 10
 CHECK_INTERVAL_MAX_S = 600.0
 
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+class MaintenanceJob:
+    """A round at each interval, logged and counted. One that fails does not affect the syncs; the next tries again."""
+
+    def __init__(self, cycle: TableCycle, maintainer: Maintainer, *, board: Board, clock: Clock) -> None:
+        self.name = cycle.name
+        self.interval_s = cycle.table.maintenance.interval_s
+        self.cycle = cycle
+        self._maintainer = maintainer
+        self._board = board
+        self._clock = clock
+
+    def run(self, stop: Event) -> None:
+        """One round, unless the table was never synced or waits for a person."""
+        self.cycle.snapshots_unmaintained = 0
+        if not self.cycle.is_followed:
+            return
+        with self.cycle.work("maintenance") as span:
+            started_s = self._clock.monotonic_s()
+            try:
+                done = self._maintainer.run(stop)
+            except Exception as error:
+                warn_of(events.MAINTENANCE_FAILED, error, span)
+                self._board.activity.count(self.name, maintenance_rounds=1, maintenance_failures=1)
+                return
+            _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
+            amounts = {
+                "compacted_delete_files": done.compaction.delete_files_before,
+                "expired_snapshots": len(done.expiry.expired),
+                "removed_files": len(done.cleanup.removed),
+                "removed_bytes": done.cleanup.removed_bytes,
+            }
+            if any(amounts.values()):
+                span.report({"rounds": 1, "failures": 0, **amounts})
+            self._board.activity.count(self.name, maintenance_rounds=1, **amounts)
+            self.cycle.observer.recount()
+
 
 class VerifyJob:
-    """Verifies the table of `cycle`, in a thread of its own."""
+    """A part of the table's files each time that one is due.
+
+    What is found is recorded, logged and shown. By setting, it also parks the table; it never repairs one.
+    """
 
     def __init__(self, cycle: TableCycle, context: TableContext) -> None:
         self.name = cycle.name
@@ -96,18 +136,50 @@ class VerifyJob:
         # A person may have verified the table, or a resync have rewritten it.
         if after is None or after.resync_wanted or after.proof != last:
             return
-        failure = self._failure(proof)
-        if failure:
+        if not proof.is_right and settings.on_difference == "park":
+            found = proof.findings
+            failure = ProofFailed(
+                f"the Iceberg table differs from the Delta table: {differences_text(found.counts)}",
+                path=found.named[0].path,
+                version=proof.version,
+                hint=hint_for(self.name, found.counts),
+            )
             # Before the proof, which is found again if this process ends here.
             context.store.record_failure(record.id, described(failure, now_ms=now_ms))
             self.cycle.fail(failure)
         context.store.record_proof(record.id, ended)
         self.cycle.show_proof(ended)
 
-    def _failure(self, proof: Proof) -> ProofFailed | None:
-        if proof.is_right or self.settings.on_difference != "park":
-            return None
-        counts = proof.findings.counts
-        message = f"the Iceberg table differs from the Delta table: {differences_text(counts)}"
-        path, hint = proof.findings.named[0].path, hint_for(self.name, counts)
-        return ProofFailed(message, path=path, version=proof.version, hint=hint)
+
+def _log_round(done: Round, duration_ms: int) -> None:
+    """A line for each part that did something; a round without any has none."""
+    compaction, expiry, cleanup = done.compaction, done.expiry, done.cleanup
+    if compaction.data_files:
+        _log.info(
+            events.MAINTENANCE_COMPACTED,
+            data_files=compaction.data_files,
+            delete_files_before=compaction.delete_files_before,
+            delete_files_after=compaction.delete_files_after,
+            snapshots=compaction.snapshots,
+            round_ms=duration_ms,
+        )
+    if expiry.expired or expiry.tags:
+        write = _log.warning if expiry.unreadable or expiry.held else _log.info
+        write(
+            events.MAINTENANCE_EXPIRED,
+            snapshots=len(expiry.expired),
+            tags=list(expiry.tags),
+            unreadable=list(expiry.unreadable),
+            unreadable_but_kept=[f"{why}: {snapshot_id}" for snapshot_id, why in expiry.held],
+            round_ms=duration_ms,
+        )
+    if cleanup.removed or cleanup.failed:
+        write = _log.warning if cleanup.failed else _log.info
+        write(
+            events.MAINTENANCE_CLEANED,
+            files=len(cleanup.removed),
+            size_bytes=cleanup.removed_bytes,
+            failed=len(cleanup.failed),
+            first_failure=next(iter(cleanup.failed), None),
+            round_ms=duration_ms,
+        )
