@@ -316,12 +316,6 @@ def _commit(
         same_rows=True,
     )
     account = find_account(snapshot) or remembered_account(context, record)
-    try:
-        prepared = transaction.prepare(delta, account)
-    except AccountMismatch:
-        # The state store is wrong about the delete files. Rebuild it from the manifests for the next round.
-        rebuild(context, record, table, marker)
-        raise
     unused = {task.output_path for _, files in written for task, _ in files} - {task.output_path for task, _ in used}
     outcome = with_fields(
         unchanged_outcome(record),
@@ -331,7 +325,12 @@ def _commit(
             *((path, OrphanReason.COMMIT_FAILED) for path in sorted(unused)),
         ),
     )
-    transaction.show(definition, prepared, outcome, account, operation=OPERATION)
+    try:
+        transaction.show(delta, account, outcome, operation=OPERATION)
+    except AccountMismatch:
+        # The state store is wrong about the delete files. Rebuild it from the manifests for the next round.
+        rebuild(context, record, table, marker)
+        raise
     return _sum((crowd for _, crowd, _ in kept), snapshots=1)
 
 

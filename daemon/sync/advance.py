@@ -81,13 +81,10 @@ def advance(
             # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
             makes_snapshot = not completed.is_empty or record.snapshot_id in definition.misread.snapshot_ids
             if makes_snapshot:
-                prepared = transaction.prepare(completed.delta, account)
-                shown = transaction.show(
-                    definition, prepared, outcome, account, from_version=first, operation=change.operation
-                )
+                shown = transaction.show(completed.delta, account, outcome, operation=change.operation)
             else:
                 check_account(account, before)
-                shown = transaction.define(definition, outcome)
+                shown = transaction.define(outcome)
         result = SyncResult(
             outcome=SyncOutcome.ADVANCED,
             from_version=first,

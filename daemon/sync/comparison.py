@@ -14,10 +14,9 @@ from pyiceberg.table import Table
 
 from daemon.delta.actions import Commit, RemoveFile
 from daemon.delta.checksum import Totals
-from daemon.delta.features import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.delta.uri import fold_identity
-from daemon.errors import ReplacementNeeded, Unsupported
+from daemon.errors import ReplacementNeeded
 from daemon.iceberg.manifests import first_row_id, has_row_lineage
 from daemon.iceberg.references import live_entries
 from daemon.sync.context import TableContext
@@ -47,13 +46,9 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     Example: `a`, `b` and `c` are live. Delta's state has `a`, `b` with the new vector `v`, and `d`. The first commit
     removes `c`; the second removes `b` and adds `b` with `v`, and `d`: the file `b` itself is the same.
 
-    Two hashes of 8 bytes are in memory for a file that does not differ. Raises `Unsupported` if we do not support the
-    state's protocol, `ReplacementNeeded` if more than DIFFERENCES_MAX files differ, or row ids of a file that stays.
+    Two hashes of 8 bytes are in memory for a file that does not differ. Raises `ReplacementNeeded` if more than
+    DIFFERENCES_MAX files differ, or row ids of a file that stays.
     """
-    try:
-        check_protocol(state.protocol)
-    except Unsupported as error:
-        raise error.located(version=state.version) from error.__cause__
     # Another table may have files with the same names and sizes, so none of the old table's files is kept.
     same_table = state.metadata.id == shown.record.delta_table_id
     if same_table and has_row_lineage(shown.table.metadata.format_version) and row_id_column(state.metadata):
@@ -98,13 +93,12 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         removes=tuple(gone),
         operation=COMPARED,
     )
-    metadata, protocol = state.metadata, state.protocol
     second = with_fields(
         first,
         adds=adds,
         removes=tuple(staying),
-        metadata=metadata,
-        protocol=protocol,
+        metadata=state.metadata,
+        protocol=state.protocol,
         recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(shown.record.id)),
     )
     return [first, second], Totals(len(in_delta), size_bytes, deleted_rows)

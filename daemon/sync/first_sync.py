@@ -96,7 +96,8 @@ def show_state(
             deleted_rows=sum(dv.cardinality for dv in dvs.values()),
             size_bytes=delta.written_size_bytes,
         )
-        prepared = transaction.prepare(delta, account)
+        # What was found in the files is part of the definition.
+        transaction.move_to(record, table, shape.definition)
         outcome = Outcome(
             table_id=record.id,
             delta_table_id=state.metadata.id,
@@ -107,23 +108,23 @@ def show_state(
             recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(record.id)),
         )
         live_files = (file for answer in answers for file in answer.live_files(dvs))
-        shown = transaction.show(
-            shape.definition, prepared, outcome, account, live_files=live_files, operation=operation
-        )
+        shown = transaction.show(delta, account, outcome, live_files=live_files, operation=operation)
     if record.proof:
         # It was one of the table as it was before.
         context.store.record_proof(record.id, None)
+    snapshot = shown.table.current_snapshot()
+    assert snapshot and snapshot.summary, "it was just committed"
     result = SyncResult(
         outcome=SyncOutcome.ADVANCED,
         from_version=None,
         to_version=state.version,
-        snapshot_id=prepared.snapshot_id,
+        snapshot_id=transaction.id,
         operation=operation or "first sync",
         snapshots=1,
         data_files_added=sum(manifest.files for manifest in written),
-        data_files_removed=int(prepared.summary.get("deleted-data-files", 0)),
+        data_files_removed=int(snapshot.summary["deleted-data-files"] or 0),
         delete_files_added=len(completed.written),
-        delete_files_removed=int(prepared.summary.get("removed-delete-files", 0)),
+        delete_files_removed=int(snapshot.summary["removed-delete-files"] or 0),
         positions_added=completed.new_positions,
     )
     return shown, result

@@ -39,8 +39,7 @@ from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, unchanged_outco
 from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back
 from daemon.sync.proof import Checksums
 from daemon.sync.rebuild import rebuild
-from daemon.sync.recovery import check_ours, check_owner, end_intents, load_shown
-from daemon.sync.restore import restore_metadata
+from daemon.sync.recovery import check_ours, check_owner, end_intents, load_shown, restore_metadata
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import shape_of
 from daemon.translate.existing_table import check_format_version, check_places, lacks_row_ids
@@ -209,7 +208,7 @@ class Follower:
         definition = shape_of(table, context.settings).definition
         with Transaction(context, shown.record, table, definition, to_version=outcome.to_version) as transaction:
             transaction.begin({})
-            shown = transaction.define(definition, outcome)
+            shown = transaction.define(outcome)
         _log.info(events.TARGET_UPGRADED, format_version=context.settings.format_version)
         return shown
 

@@ -1,4 +1,4 @@
-"""Brings the state store back in step with the Iceberg table, which decides what was committed."""
+"""Brings the state store back in step with the Iceberg table, which decides what was committed; repairs that table."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 from pyiceberg.table.snapshots import ancestors_of
 
-from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, TargetChanged, TargetUnreadable, Unsupported
+from daemon.errors import (
+    CorruptInput,
+    ObjectMissing,
+    ObjectStoreAway,
+    SyncError,
+    TargetChanged,
+    TargetUnreadable,
+    Unsupported,
+)
 from daemon.iceberg.account import find_account
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
 from daemon.iceberg.references import metadata_files
+from daemon.iceberg.version_hint import SUFFIX
 from daemon.observe import log as events
+from daemon.store.durable import force_to_disk, is_local, local_path
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, remembered_account, shown_in, unchanged_outcome
 from daemon.sync.rebuild import rebuild
 from daemon.translate.existing_table import check_shape
-from state import OrphanReason, TableRecord, with_outcome
+from state import FileKind, FileStatus, OrphanReason, TableRecord, with_outcome
 
 # The summary keys in which engines write their names.
 WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
@@ -46,6 +59,51 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
             record = with_outcome(record, done)
         # If a first sync landed without being recorded, `rebuild` ends its intent later.
     return record
+
+
+def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncError) -> Table | None:
+    """Repair a table whose current metadata file is damaged or gone, for example after a power cut: copy the newest
+    readable one of dvsync's to the path in `damaged`, which the catalog names, and return the table.
+
+    Returns None if there is none: the table was dropped from the catalog then, and a first sync makes it again. Raises
+    TargetUnreadable if the readable metadata is somebody else's, if the state store does not know the table as
+    dvsync's, or if the whole volume may be away.
+    """
+    assert damaged.path is not None, "the catalog names a metadata file"
+    written = context.store.list_written(record.id, (FileStatus.LIVE,))
+    known = {file.path for file in written if file.kind is FileKind.METADATA}
+    found = context.storage.list_from(damaged.path.rpartition("/")[0], after="")
+    others = [file for file in found if file.path.endswith(SUFFIX) and file.path != damaged.path]
+    has_others = False
+    # First those that the state store knows, the newest first.
+    for file in sorted(others, key=lambda file: (file.path in known, file.modified_ms), reverse=True):
+        data = context.storage.read(file.path)
+        metadata: TableMetadata | None = None
+        with suppress(ValidationError, ValueError):
+            metadata = TableMetadataUtil.parse_raw(data.decode())
+        is_other = metadata and record.table_uuid not in (None, str(metadata.table_uuid))
+        if metadata and not is_other and find_marker(metadata.current_snapshot()):
+            break
+        has_others = has_others or metadata is not None
+    else:
+        # An object store has no folders around the Iceberg table's own.
+        is_volume_there = not is_local(damaged.path) or local_path(damaged.path).parents[2].is_dir()
+        if has_others or record.metadata_location is None or not is_volume_there:
+            raise TargetUnreadable(
+                f"no metadata file of dvsync's can be read for the Iceberg table: {damaged.message}",
+                path=damaged.path,
+                hint=f"Mount the volume or restore the file, then `dvsync resume {record.name}`. Or drop "
+                f"{record.target} from the catalog, then `dvsync resync {record.name}`, which creates the table again "
+                "from Delta, without its tags and history.",
+            ) from damaged
+        context.target.drop()
+        _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; no other metadata file can be read")
+        return None
+    with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as output:
+        output.write(data)
+    force_to_disk([damaged.path])
+    _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; it was replaced by a copy of {file.path}")
+    return context.target.find_table()
 
 
 def check_ours(context: TableContext, record: TableRecord, table: Table) -> None:
