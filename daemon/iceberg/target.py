@@ -26,8 +26,8 @@ from daemon.iceberg.catalogs import catalog_away, cause_of
 from daemon.iceberg.manifests import has_row_lineage, write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
+from daemon.iceberg.retention import TAG, Tag
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
-from daemon.iceberg.tags import TAG, Tag
 from daemon.iceberg.version_hint import VersionHint
 from daemon.observe import log as events
 

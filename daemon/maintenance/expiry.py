@@ -21,8 +21,7 @@ from daemon.iceberg.manifests import read_manifest_list
 from daemon.iceberg.marker import find_marker
 from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
-from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
-from daemon.iceberg.tags import ended_tags
+from daemon.iceberg.retention import RETENTION_MS, Retention, ended_tags, find_expired
 from daemon.maintenance.cleanup import release_files
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record

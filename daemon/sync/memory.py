@@ -37,7 +37,13 @@ def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[Stat
             return
         _make_local_folders(settings)
         with closing(SqlStateStore.open(settings.state.url)) as store:
-            _check_share(store, settings)
+            number, share = store.claim_share(settings.share.number), settings.share
+            if number != share.number:
+                raise ConfigInvalid(
+                    f"state.url: the database {settings.state.place} belongs to share {number}, but `share` is {share}",
+                    hint="Each share has a state database of its own. Set DVSYNC_SHARE and DVSYNC_STATE__URL to the "
+                    "share and the database that belong together.",
+                )
             if file:
                 _check_copy(store, file, settings.state.place)
             yield store
@@ -54,16 +60,6 @@ def _find_readable(file: Path) -> str | None:
         return None
     # No process has it open. SQLite would still make files beside it, unless nobody is said to change it.
     return f"sqlite:///file:{quote(str(file))}?mode=ro&immutable=1&uri=true"
-
-
-def _check_share(store: StateStore, settings: Settings) -> None:
-    number, share = store.claim_share(settings.share.number), settings.share
-    if number != share.number:
-        raise ConfigInvalid(
-            f"state.url: the database {settings.state.place} belongs to share {number}, but `share` is {share}",
-            hint="Each share has a state database of its own. Set DVSYNC_SHARE and DVSYNC_STATE__URL to the share and "
-            "the database that belong together.",
-        )
 
 
 def _check_copy(store: SqlStateStore, file: Path, place: str) -> None:

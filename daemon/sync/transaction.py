@@ -29,8 +29,8 @@ from daemon.errors import PipelineAway, SyncError
 from daemon.iceberg.account import Account, account_of, check_account
 from daemon.iceberg.marker import DEFINED_ON
 from daemon.iceberg.puffin import SUFFIX
+from daemon.iceberg.retention import Tag
 from daemon.iceberg.row_delta import RowDelta, TableView, prepare_snapshot
-from daemon.iceberg.tags import Tag, tag_name
 from daemon.iceberg.target import Definition, view_of
 from daemon.observe import tracing
 from daemon.store.storage import FileIOStorage
@@ -155,7 +155,7 @@ class Transaction:
         marker = marker_of(outcome).to_summary(from_version=self._intent.from_version, operation=operation)
         summary = {**marker, **account.to_summary()}
         age_max_ms = round(settings.tag_retention_s * 1000)
-        tag = Tag(tag_name(version), age_max_ms) if settings.is_tagged(version) else None
+        tag = Tag(f"delta-v{version}", age_max_ms) if settings.is_tagged(version) else None
         with self._step("commit"):
             table = self._context.target.commit(
                 self._table, self._definition, prepared, summary, self.announce, tag=tag
