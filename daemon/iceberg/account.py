@@ -71,7 +71,6 @@ def account_of(manifests: Iterable[ManifestFile], size_bytes: int) -> Account:
 
 
 def check_account(by_delta: Account, by_iceberg: Account) -> None:
-    """Raise `AccountMismatch` when the two differ."""
     if by_delta != by_iceberg:
         raise AccountMismatch(
             f"Delta has {by_delta}, but the Iceberg table would show {by_iceberg}: nothing was committed",

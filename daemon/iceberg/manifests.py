@@ -63,16 +63,13 @@ LONG_LIST_MIN = 100
 REFERENCED_DATA_FILE = NestedField(
     field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"
 )
-
-
 # PyIceberg's records have no names for some fields, and do not let others be set by name.
 _IN_DATA_FILE = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[RECORD_VERSION].fields)}
 _IN_MANIFEST_FILE = {field.name: place for place, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)}
 # Fields of a record that this module made or read: 143, 142 (the `_row_id` of the file's first row), 144 and 145.
 referenced_data_file: Callable[[DataFile], str | None] = itemgetter(_IN_DATA_FILE["referenced_data_file"])
 first_row_id: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["first_row_id"])
-_content_offset: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["content_offset"])
-_content_size: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["content_size_in_bytes"])
+_content = itemgetter(_IN_DATA_FILE["content_offset"], _IN_DATA_FILE["content_size_in_bytes"])
 _row_ids_of_manifest: Callable[[ManifestFile], int | None] = itemgetter(_IN_MANIFEST_FILE["first_row_id"])
 
 
@@ -97,16 +94,15 @@ def end_of_row_ids(data_file: DataFile) -> int:
 
 def content_span(data_file: DataFile) -> tuple[int, int] | None:
     """Return where a deletion vector is in its Puffin file: offset and size in bytes."""
-    offset, size = _content_offset(data_file), _content_size(data_file)
+    offset, size = _content(data_file)
     return None if offset is None or size is None else (offset, size)
 
 
-# A delete file by its path; a deletion vector by the paths of its Puffin file and its data file.
+# What an entry is known by in its snapshot: the path, or for a deletion vector those of its Puffin and data file.
 EntryKey = str | tuple[str, str]
 
 
 def entry_key(data_file: DataFile) -> EntryKey:
-    """Return what an entry is known by in its snapshot."""
     served = referenced_data_file(data_file) if data_file.file_format is FileFormat.PUFFIN else None
     return data_file.file_path if served is None else (data_file.file_path, served)
 

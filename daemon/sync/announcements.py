@@ -17,7 +17,7 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def publish(context: TableContext, shown: Shown, result: SyncResult, started_ms: int) -> None:
-    """Publish the lineage of the committed version."""
+    """Publish the lineage of the committed version to the hooks."""
     record, snapshot, written = shown.record, shown.table.current_snapshot(), None
     if result.snapshots and snapshot and snapshot.summary:
         rows, size_bytes, files = (

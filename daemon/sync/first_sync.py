@@ -37,8 +37,8 @@ def first_sync(
 ) -> tuple[Shown, SyncResult]:
     """Show Delta's newest version in one snapshot, which creates the Iceberg table or replaces what `existing` shows.
 
-    Readers see nothing before that one commit. The state store knows the files that a failure leaves behind. Unless a
-    person wanted it, a change of columns may have to be accepted first: then `SchemaChanged` is raised.
+    Readers see nothing before. The state store knows the files that a failure leaves behind. Unless it `is_wanted` by a
+    person, a change of columns may have to be accepted first: then `SchemaChanged` is raised.
 
     Example: Delta's state is the files `a`, `b` and `c`, and `b` has the deletion vector {1, 4}. One manifest gets the
     entries of `a`, `b` and `c`; one delete file gets the positions 1 and 4 of `b`. The account is three files, with two
@@ -46,9 +46,8 @@ def first_sync(
     """
     with context.open_state() as state:
         # The later syncs take this time from the log, and Delta may report another one.
-        timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
+        timed = replace(state, timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms))
         try:
-            timed = replace(state, timestamp_ms=timestamp_ms)
             return show_state(context, record, timed, existing, is_wanted=is_wanted)
         except SyncError as error:
             raise error.located(version=state.version) from error.__cause__

@@ -56,14 +56,13 @@ class Follower:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
-        # Why the next sync does not read the log's commits.
-        self._compare_reason: str | None = None
+        self._compare_reason: str | None = None  # why the next sync does not read the log's commits
         self._checksums = Checksums(context.log)
         self._news = News(context, self._checksums)
         self._other_writer = OtherWriter(context)
 
     def has_news(self) -> bool:
-        """Return whether a sync has something to do; see `News.are_there`."""
+        """See `News.are_there`."""
         return self._news.are_there()
 
     def find_newest(self, known: int | None) -> int | None:
@@ -105,8 +104,7 @@ class Follower:
                     shown, result = self._replace(record, table, "a resync was asked for", is_wanted=True)
                 else:
                     self._other_writer.give_way(record, table)
-                    # The hint of an earlier commit is missing if the process was killed, the store failed or the
-                    # setting is new.
+                    # That of an earlier commit is missing if the process was killed, or the setting is new.
                     context.target.update_hint(table)
                     try:
                         shown = load_shown(context, record, table, is_in_doubt=is_in_doubt, put_back=put_back)
@@ -121,8 +119,8 @@ class Follower:
         return result
 
     def _load(self, record: TableRecord, full: bool) -> tuple[TableRecord, Table | None, bool]:
-        """Load the table, end the intents that a crash left, and check that it is ours. Returns the record after that,
-        the table if it exists, and whether somebody put back older metadata.
+        """Load the table if it exists, end the intents that a crash left, and check that it is ours. Returns also the
+        record after that, and whether somebody put back older metadata.
         """
         context, find = self._context, self._context.target.find_table
         try:
