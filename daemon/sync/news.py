@@ -36,8 +36,7 @@ class News:
     def __init__(self, context: TableContext, checksums: Checksums) -> None:
         self._context = context
         self._checksums = checksums
-        self._synced_version: int | None = None
-        self._synced_timestamp_ms: int | None = None
+        self._synced: TableRecord | None = None
         # A version that `are_there` found, so that the next sync need not check it again.
         self._seen_version: int | None = None
         self._in_doubt, self._doubted = True, False
@@ -51,24 +50,25 @@ class News:
         log, now_s = self._context.log, self._context.clock.monotonic_s()
         if self._in_doubt:
             return True
-        if self._synced_version is None:
+        version = self._synced.synced_version if self._synced else None
+        if version is None:
             return log.is_there()
         if now_s >= self._continuity_due_s:
             return True
-        if log.has_next(self._synced_version + 1):
-            self._seen_version = self._synced_version + 1
+        if log.has_next(version + 1):
+            self._seen_version = version + 1
             return True
         if now_s >= self._newest_commit_due_s:
             # The log may be damaged: a later commit exists although the next one is missing. Found without a listing.
-            if not log.is_untouched(self._synced_version) or log.has_version(self._synced_version + 2):
+            if not log.is_untouched(version) or log.has_version(version + 2):
                 with suppress(ResyncNeeded):
-                    log.check_continuity(self._synced_version)
+                    log.check_continuity(version)
                 return True
             self._newest_commit_due_s = now_s + self._until_next_check_s()
         return False
 
     def _until_next_check_s(self) -> float:
-        clock, synced_ms = self._context.clock, self._synced_timestamp_ms
+        clock, synced_ms = self._context.clock, self._synced.source_timestamp_ms if self._synced else None
         is_young = synced_ms is not None and clock.now_ms() - synced_ms < UNFINISHED_COMMIT_MAX_S * 1000
         return 0.0 if is_young and is_local(self._context.location) else NEWEST_COMMIT_INTERVAL_S
 
@@ -86,8 +86,7 @@ class News:
         """The sync ended without an error; `record` is what is shown now."""
         # Somebody may have had doubts while it ran.
         self._in_doubt = self._doubted
-        self._synced_version = record.synced_version if record else None
-        self._synced_timestamp_ms = record.source_timestamp_ms if record else None
+        self._synced = record
         self._newest_commit_due_s = self._context.clock.monotonic_s() + self._until_next_check_s()
 
     def check_continuity(self, shown: Shown) -> bool:

@@ -9,7 +9,7 @@ import structlog
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
-from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 from daemon.errors import (
     CorruptInput,
@@ -218,7 +218,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
             return Shown(record, table)
     else:
         record = leave_other_table(context, record, table)
-        if _is_rolled_back(record, table, marker):
+        if _is_rolled_back(record, table, current, marker):
             was = f"snapshot {record.snapshot_id} (Delta version {record.synced_version})"
             now = f"{current.snapshot_id} (Delta version {marker.version})"
             raise _target_changed(context, table, f"it was rolled back from {was} to {now}")
@@ -235,13 +235,12 @@ def _adds_up(context: TableContext, record: TableRecord, table: Table) -> bool:
     return False
 
 
-def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
+def _is_rolled_back(record: TableRecord, table: Table, current: Snapshot, marker: Marker) -> bool:
     """Return whether the table is older than the record. After a crash before recording it is newer instead."""
     if record.snapshot_id is None:
         return False  # The record was reset or is incomplete: it is rebuilt.
     recorded = table.snapshot_by_id(record.snapshot_id)
-    current = table.current_snapshot()
-    if recorded is not None and current is not None:
+    if recorded is not None:
         return (current.sequence_number or 0) < (recorded.sequence_number or 0)
     same_table = record.delta_table_id == marker.delta_table_id
     return same_table and record.synced_version is not None and marker.version < record.synced_version
