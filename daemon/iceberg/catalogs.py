@@ -42,8 +42,7 @@ class _Opened:
 class Catalogs:
     """PyIceberg catalogs by their name in `config.yaml`. `count_synced` counts the tables that were synced into some.
 
-    Opening a catalog raises ConfigInvalid for invalid properties, and CatalogAway as `check_file` does. Other
-    exceptions of PyIceberg pass through.
+    `open` raises ConfigInvalid for invalid properties, and as `check_file`. Other exceptions of PyIceberg pass through.
     """
 
     def __init__(
@@ -52,8 +51,7 @@ class Catalogs:
         self._properties = properties
         self._count_synced = count_synced
         self._opened: dict[str, _Opened] = {}
-        # A catalog that does not answer keeps no other waiting. Two names of a database share a lock: its tables must
-        # not be made twice.
+        # One that does not answer keeps no other waiting. Names of one database share a lock: it is made only once.
         self._locks: dict[str, Lock] = {}
 
     def open(self, name: str) -> Catalog:

@@ -1,7 +1,7 @@
 """Manifests and manifest lists: Iceberg spec, "Manifests" and "Manifest Lists".
 
-PyIceberg 0.12 writes only data manifests, and ignores the fields 142 to 145 when it reads. This module uses PyIceberg's
-record types, but reads and writes with the newest schema of the format, so that a rewrite loses no field.
+PyIceberg 0.12 writes only data manifests, and ignores the fields 142 to 145 when it reads. This module reads and writes
+its record types with the newest schema of the format, so that a rewrite loses no field.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ from daemon.store.recent import Recent
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
 AVRO_CODEC = "gzip"
-# Records of manifest lists as they are written, by their fields: nearly all of a list's records are those of the list
-# before, and a large table has a thousand.
+# Records of manifest lists as they are written, by their fields: nearly all of a list are those of the list before.
 _encoded_records: Recent[bytes] = Recent(4096)
 # Long lists by their paths, whose files never change: the next commit to a large table reads the list that this one
 # wrote. Bounded by their records together, of 1.5 kB each.

@@ -23,8 +23,7 @@ DATA_FILE: Final = "referenced-data-file"
 CARDINALITY: Final = "cardinality"
 # Iceberg spec, "Reserved Field IDs": `_pos`, to which the vector applies.
 POSITION_FIELD_ID: Final = 2147483645
-# The snapshot and its sequence number are not known when the file is written, and a retry changes them.
-UNKNOWN: Final = -1
+UNKNOWN: Final = -1  # the snapshot and its sequence number, when the file is written; a retry changes them
 # Payload size, flags and magic at the end of the footer.
 FOOTER_END: Final = struct.Struct("<i4s4s")
 FOOTER_READ_BYTES: Final = 64 << 10

@@ -20,9 +20,8 @@ def metadata_files(table: Table) -> set[str]:
 
 
 def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
-    """Return every metadata file, statistics file, manifest list and manifest that any snapshot or the log references.
-
-    With `delete_files`, also every delete file, which costs reading each delete manifest.
+    """Return the metadata files, statistics files, manifest lists and manifests that any snapshot or the log refers to;
+    with `delete_files` also the delete files, for which each delete manifest is read.
     """
     metadata = table.metadata
     found = metadata_files(table)
@@ -50,10 +49,8 @@ def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
 
 
 def data_files_let_go(table: Table, snapshot: Snapshot, following: Snapshot) -> list[tuple[str, int]]:
-    """Return data files of `snapshot` that `following` removed, each with the sequence number at which it was added.
-
-    If snapshots between the two were expired, the result is approximate: some removed files may be missing, and some
-    files may still be live.
+    """Return data files of `snapshot` that `following` removed, each with the sequence number at which it was added. If
+    snapshots between the two were expired, some of them may be missing, and others still be live.
     """
     manifests = _data_manifests(table, following)
     if following.parent_snapshot_id == snapshot.snapshot_id and following.summary:

@@ -22,9 +22,8 @@ TAG = "dvsync.tag"
 
 @dataclass(frozen=True)
 class Retention:
-    """Which snapshots stay: the newest `count_min`, and up to `count_max` that are not older than `age_max_ms`.
-
-    `count_max` applies to the main branch only. A branch may have its own maximum age, but not above `age_cap_ms`.
+    """Which snapshots stay: the newest `count_min`, and up to `count_max` (on the main branch) that are not older than
+    `age_max_ms`. A branch may have its own maximum age, but not above `age_cap_ms`.
     """
 
     age_max_ms: int

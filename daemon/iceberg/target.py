@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 
 import structlog
 from pyiceberg.catalog import Catalog
@@ -33,7 +32,6 @@ from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
-
 Updates = tuple[update.TableUpdate, ...]
 Requirements = tuple[update.TableRequirement, ...]
 
@@ -42,8 +40,8 @@ Requirements = tuple[update.TableRequirement, ...]
 class Misread:
     """Our snapshots in which readers would see nulls or wrong values in `columns` of files without field ids.
 
-    `references` are the branches (except main) and tags of others that point at such a snapshot, whoever committed it.
-    `tags` are dvsync's own, which are removed with the snapshots.
+    `references` are the branches (except main) and tags of others that point at such a snapshot of anybody; dvsync's
+    own `tags` are removed with the snapshots.
     """
 
     snapshot_ids: tuple[int, ...] = ()
@@ -54,10 +52,8 @@ class Misread:
 
 @dataclass(frozen=True)
 class Definition:
-    """Schema, spec and properties of the table after the commit. Unchanged parts cost nothing.
-
-    `properties` are set, never removed. Snapshots that readers would misread with the new name mapping (`misread`) are
-    expired in the commit that sets it. A table of a lower `format_version` is upgraded.
+    """The table after the commit. `properties` are set, never removed. Snapshots that readers would misread with the
+    new name mapping (`misread`) are expired in the commit that sets it. A lower `format_version` is upgraded.
     """
 
     schema: Schema
@@ -71,8 +67,8 @@ class Definition:
 class Target:
     """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
-    Each commit has the `signature` in its summary or properties. `check_lease` is called before each commit, and raises
-    if we may not commit. With `version_hint`, the hint in the table's folder follows each commit.
+    Each commit has the `signature` in its summary or properties. Before it, `check_lease` raises if we may not commit.
+    With `version_hint`, the hint in the table's folder follows each commit.
     """
 
     catalog_name: str
@@ -122,7 +118,7 @@ class Target:
             return stage_table(catalog, self.identifier, schema, spec, location=self.location, properties=properties)
 
     def define(
-        self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})
+        self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] | None = None
     ) -> Table:
         """Change `table` without a snapshot, if it differs, and set the properties `stamp`. Raises as `commit`."""
         updates = _definition_changes(table, definition)
@@ -138,10 +134,9 @@ class Target:
         return table
 
     def expire(self, table: Table, snapshot_ids: Sequence[int], tags: Sequence[str], announce: Announce) -> Table:
-        """Remove snapshots and tags from the table's metadata. Their files stay. Raises as `commit` does.
-
-        If a branch or tag has changed meanwhile, nothing is removed. But a new tag that someone sets on one of the
-        snapshots at this very moment is lost: the specification has no requirement that a tag is absent.
+        """Remove snapshots and tags from the table's metadata; files stay. Raises as `commit`, also if a branch or tag
+        has changed. But a new tag that someone sets on one of the snapshots at this very moment is lost: the
+        specification has no requirement that a tag is absent.
         """
         removals, references = _removals(table, snapshot_ids, tags)
         with self._committing(table, table.metadata.format_version):
@@ -161,10 +156,9 @@ class Target:
     ) -> Table:
         """Make `prepared` the table's current snapshot. Creates the table if it was only staged.
 
-        The same commit sets `tag` on the snapshot, unless the table has a tag or branch of that name. If the client
-        names the new metadata file, `announce` gets its path before it is written. Raises `CommitConflict` if someone
-        else committed first (our commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The
-        files stay in both cases: the next cycle checks whether it landed, then tries again.
+        The same commit sets `tag`, unless the table has a tag or branch of that name. If the client names the new
+        metadata file, `announce` gets its path first. Raises `CommitConflict` if someone else committed first (our
+        commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The files stay in both cases.
         """
         metadata = table.metadata
         parent_id, sequence_number = metadata.current_snapshot_id, metadata.next_sequence_number()
@@ -213,7 +207,6 @@ class Target:
         return table
 
     def update_hint(self, table: Table) -> None:
-        """Let the version hint, if it is wanted, name the table's current metadata file."""
         if self.version_hint:
             self._hint.update(table)
 
@@ -289,9 +282,7 @@ def _changes(table: Table, definition: Definition, snapshot: Snapshot, tag: Tag 
 
 
 def _is_nessie(table: Table) -> bool:
-    """Nessie shows only the newest snapshot. It keeps older ones in its own history, each with the name mapping of its
-    time, and refuses to remove them. Its configuration response has this property.
-    """
+    """Nessie keeps older snapshots in its own history, with the name mapping of their time, and removes none."""
     return table.catalog.properties.get("nessie.is-nessie-catalog") == "true"
 
 

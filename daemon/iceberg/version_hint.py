@@ -53,11 +53,9 @@ class VersionHint:
 
 
 def _write(table: Table) -> None:
-    """Write the hint. Readers see the old one or the new one, nothing between.
-
-    Its text is the file's name without `.metadata.json`, and no newline: DuckDB appends the suffix to the whole text.
-    Raises Unsupported if the file is not in the folder `metadata` of the table, where readers expect both files. If the
-    store fails, raises what the table's FileIO raises.
+    """Write the hint: the file's name without `.metadata.json`, and no newline, because DuckDB appends the suffix to
+    the whole text. Readers see the old one or the new one. Raises Unsupported if the file is not in the table's folder
+    `metadata`, where readers expect both files, and what the table's FileIO raises.
     """
     folder, _, name = table.metadata_location.rpartition("/")
     expected = f"{table.metadata.location.rstrip('/')}/metadata"

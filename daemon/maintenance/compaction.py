@@ -1,6 +1,6 @@
-"""Compaction of delete files: replaces the many delete files of a data file by one. No row changes.
+"""Compaction: replaces the many delete files of a data file by one, and in format version 3 Puffin files that are
+mostly dead, and the position-delete files from before. No row changes.
 
-In format version 3, it replaces Puffin files that are mostly dead, and the position-delete files from before.
 It runs beside the syncs: only the commit holds the table's lock, and leaves out data files that a sync has changed.
 """
 
@@ -50,8 +50,7 @@ SMALL_DELETE_FILE_BYTES = 1 << 20
 DEAD_SHARE = 0.5
 # The data files that one snapshot compacts; a few more if they share delete files.
 DATA_FILES_AT_ONCE = 1000
-# The operation in the summary of a snapshot that compacts delete files.
-OPERATION = "compact"
+OPERATION = "compact"  # in the summary of a snapshot
 
 
 @dataclass(frozen=True)
@@ -93,14 +92,11 @@ class Compactor:
         self._unreadable: dict[str, DeletionVectorDescriptor | None] = {}
 
     def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
-        """Compact the data files that exceed the limits of `maintenance`, in one or several snapshots.
-
-        `stop` ends the work between two snapshots. Raises SyncError, also if only some data files failed; the snapshots
-        that were committed stay.
+        """Compact the data files that exceed the limits above, in one or several snapshots; `stop` ends the work
+        between two. Raises SyncError, also if only some data files failed; the snapshots that were committed stay.
         """
-        context = self._context
+        context, done = self._context, Compaction()
         record, table = context.find_record(), context.target.find_table()
-        done = Compaction()
         if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
             return done
         check_places(table.metadata.location, table.properties, context.location)
@@ -174,10 +170,8 @@ def _gather(
     partitions: Mapping[str, tuple[str, int]],
     shape: Shape,
 ) -> list[Crowd]:
-    """Find the crowds of these data files: extend them until no delete file applies to another data file.
-
-    If delete file d1 applies to a and b, and d2 to b and c, then a, b, c form one crowd. A crowd with an unknown
-    deletion vector is left out.
+    """Find the crowds of these data files: extend them until no delete file applies to another data file. If d1 applies
+    to a and b, and d2 to b and c, then a, b, c form one crowd. One with an unknown deletion vector is left out.
     """
     delete_files = find_sharing(context.store, record.id, seeds, joins=lambda _: True)
     paths = {path for file in delete_files for path in file.served}
@@ -267,7 +261,7 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
                 transaction.abandon()
             return done or Compaction()
     finally:
-        # Only now, after a possible `abandon`: from here on the next sync may end this intent if it is still open.
+        # After a possible `abandon`: from here on the next sync may end this intent if it is still open.
         context.in_work.discard(transaction.id)
 
 

@@ -25,8 +25,7 @@ from daemon.translate.definition import row_id_column
 
 # Files that differ are held in memory with their statistics, some kilobytes each; the whole table never is.
 DIFFERENCES_MAX = 100_000
-# What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
-COMPARED = "compare"
+COMPARED = "compare"  # in a snapshot's summary, in the place of Delta's operation
 
 
 def not_mendable(what: str, *, version: int | None = None, path: str | None = None) -> ReplacementNeeded:
@@ -105,9 +104,8 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
 
 
 def _check_row_ids(table: Table, state: TableState) -> None:
-    """Raise `ReplacementNeeded` if Delta has given other row ids to a file that Iceberg shows.
-
-    Delta does so when it stops tracking row ids and begins again, of which the newest state says nothing.
+    """Raise `ReplacementNeeded` if Delta has given other row ids to a file that Iceberg shows: it does so when it stops
+    tracking them and begins again, of which the newest state says nothing.
 
     Example: `a` has the first row id 0 in Iceberg, and 40 in Delta: the table is rewritten. `b` is only in one.
     """

@@ -139,12 +139,12 @@ class TableContext:
         table = self.target.find_table()
         if table is not None:
             return table
-        name, record = self.settings.name, self.find_record()
-        what = f"the Iceberg table {self.settings.target} does not exist yet"
+        name, target, record = self.settings.name, self.settings.target, self.find_record()
+        what = f"the Iceberg table {target} does not exist yet"
         hint = f"The first sync makes it: `dvsync sync {name}`, or with --wait beside a daemon."
         if record and record.synced_version is not None:
-            what = f"the Iceberg table {self.settings.target} is gone from its catalog; it showed version "
-            what, hint = f"{what}{record.synced_version}", f"`dvsync resync {name}` creates it again from Delta."
+            what = f"the Iceberg table {target} is gone from its catalog; it showed version {record.synced_version}"
+            hint = f"`dvsync resync {name}` creates it again from Delta."
         elif record and record.error:
             hint = f"`dvsync status {name}` says why, and what to do."
         raise ObjectMissing(what, hint=hint)

@@ -28,8 +28,7 @@ from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, SyncPlan
 from state import DeletionVectorDescriptor, FileKind, Outcome, TableRecord
 
-# The operation in the summary of a snapshot that replaces the whole table.
-RESYNCED = "resync"
+RESYNCED = "resync"  # the operation in the summary of a snapshot that replaces the whole table
 
 
 def first_sync(

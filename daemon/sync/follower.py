@@ -66,7 +66,7 @@ class Follower:
         return self._news.are_there()
 
     def find_newest(self, known: int | None) -> int | None:
-        """Find Delta's newest version, beginning at `known`. One request if none is newer. Raises ObjectStoreAway."""
+        """See `DeltaLog.find_newest`."""
         return self._context.log.find_newest(known)
 
     def compare(self, reason: str) -> None:
@@ -75,7 +75,7 @@ class Follower:
         self._news.doubt()
 
     def doubt(self) -> None:
-        """Let `has_news` return True until a sync has begun after this and ended. From any thread."""
+        """See `News.doubt`. From any thread."""
         self._news.doubt()
 
     def sync(

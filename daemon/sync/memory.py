@@ -25,8 +25,7 @@ def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[Stat
     """Open the state store, made or upgraded as needed. Raises ConfigInvalid, StateStoreAway.
 
     With `reads_only`, a SQLite file of another user is enough, and a missing one is not made: the store is empty then.
-    Another share's store is refused: if its daemon held the lease, ours would stand by, and nobody would follow our
-    tables.
+    Another share's is refused: if its daemon held the lease, ours would stand by, and nobody follow our tables.
     """
     file = settings.state.sqlite_file
     url = _find_readable(file) if reads_only and file else None
@@ -114,9 +113,8 @@ def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRe
 
 
 def keep_rows(store: TableStore, tables: Iterable[TableSettings], names: Set[str]) -> None:
-    """Rename the rows of renamed tables, so that these keep their state. Raises StateUnavailable.
-
-    A row is renamed if its source and target are those of a table without a row, and its name is not in use (`names`).
+    """Let renamed tables keep their state: a row is renamed if its source and target are those of a table without a
+    row, and its name is not in use (`names`). Raises StateUnavailable.
     """
     records = store.list_tables()
     known = {record.name for record in records}

@@ -29,10 +29,9 @@ from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, Outcome
 
 @tracing.step("rebuild")
 def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> Shown:
-    """Rebuild the state store from Iceberg's manifests and Delta's state at the version that they show.
-
-    If the two differ, the record gets `must_compare`. If a file's deletions differ, its deletion vector is recorded as
-    unknown. The comparison then rewrites its deletions, so that none is lost or applied twice.
+    """If Iceberg's manifests and Delta's state at their version differ, the record gets `must_compare`. If a file's
+    deletions differ, its deletion vector is recorded as unknown. The comparison then rewrites its deletions, so that
+    none is lost or applied twice.
 
     Example: Iceberg shows `a`, `b` and `c`, with two deleted rows in `a` and one in `b`. In Delta the vector of `a` has
     two rows, and that of `b` has three. `a` gets Delta's vector, `b` an unknown one, `c` none; states must be compared.

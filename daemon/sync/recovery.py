@@ -141,8 +141,8 @@ def check_owner(context: TableContext, record: TableRecord, table: Table) -> Non
 def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     """Raise `TargetChanged` if `marker`, from a snapshot that is not ours, names a Delta table that is not our source.
 
-    If a later commit replaced the source's table id, the id at the marker's version counts. First compares the id in
-    the log's version 0, which takes one request. Reads Delta's state only if that id differs.
+    If a later commit replaced the source's table id, the id at the marker's version counts. The id in the log's version
+    0 comes first: it takes one request.
     """
     theirs, log = marker.delta_table_id, context.log
     if log.find_first_table_id() == theirs:
@@ -169,10 +169,9 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
 def leave_other_table(
     context: TableContext, record: TableRecord, table: Table, *, is_wanted: bool = False
 ) -> TableRecord:
-    """Keep the files of another Iceberg table, perhaps in another catalog, that the record is of. Returns the new row.
-
-    They stay, since that table may be in use. Reads its metadata file, if the recorded snapshot is not in `table`. If
-    the store of that file does not answer, raises ObjectStoreAway; a resync that is wanted goes on without it.
+    """If the record is of another Iceberg table, by its metadata file, keep the files of that table, which may be in
+    use. Returns the new row. Raises ObjectStoreAway if the store of that file does not answer; a resync that is wanted
+    goes on without it.
     """
     location = record.metadata_location
     if record.snapshot_id is None or location is None or table.snapshot_by_id(record.snapshot_id):
@@ -197,9 +196,8 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     """Return the table with its row of the state store, which is rebuilt if the two differ.
 
     With `is_in_doubt`, the account of the state store is checked too. If older metadata was `put_back`, the same
-    snapshot may have an older schema. If the returned record has `must_compare`, the caller must compare it with
-    Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled the table back to an older
-    one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
+    snapshot may have an older schema. Raises `TargetChanged` if someone else made the current snapshot, rolled the
+    table back to an older one of ours or changed its shape, and `ReplacementNeeded` as `rebuild` does.
     """
     current = table.current_snapshot()
     marker = shown_by(table)

@@ -59,18 +59,15 @@ class Transaction:
         step: Callable[[str], AbstractContextManager[object]] = tracing.step,
     ) -> None:
         self._context, self._step, self._is_open = context, step, False
+        self.id = uuid4().int >> 65  # positive, 63 bits. Iceberg spec, "Snapshots"
         self._intent = Intent(
-            id=uuid4().int >> 65,  # positive, 63 bits. Iceberg spec, "Snapshots"
+            id=self.id,
             table_id=record.id,
             from_version=from_version,
             to_version=to_version,
             created_at_ms=context.clock.now_ms(),
         )
         self.move_to(record, table, definition)
-
-    @property
-    def id(self) -> int:
-        return self._intent.id
 
     def move_to(self, record: TableRecord, table: Table, definition: Definition | None) -> None:
         """Apply the change to `table` as it is now: others may have committed since the files were named."""
@@ -91,8 +88,7 @@ class Transaction:
         self._is_open = True
 
     @property
-    def target_properties(self) -> dict[str, str]:
-        """The properties of the Iceberg table's FileIO."""
+    def target_properties(self) -> dict[str, str]:  # of the Iceberg table's FileIO
         return self._context.target_properties(self._table)
 
     def delete_file_names(self, suffix: str) -> Iterator[str]:
