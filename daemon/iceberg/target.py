@@ -27,7 +27,7 @@ from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.retention import TAG, Tag
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
-from daemon.iceberg.version_hint import VersionHint
+from daemon.iceberg.version_hint import HINT_FAILED, SUFFIX, write_hint
 from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -79,9 +79,9 @@ class Target:
     signature: Mapping[str, str] = field(default_factory=dict)
     check_lease: Callable[[], None] = lambda: None
     version_hint: bool = False
-
-    def __post_init__(self) -> None:
-        self._hint = VersionHint(self.check_lease, lambda: self.open_catalog().load_table(self.identifier))
+    # What the hint names, and whether the last attempt to write it failed.
+    _hinted: str | None = field(default=None, init=False)
+    _hint_failed: bool = field(default=False, init=False)
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
@@ -207,8 +207,24 @@ class Target:
         return table
 
     def update_hint(self, table: Table) -> None:
-        if self.version_hint:
-            self._hint.update(table)
+        """Let the version hint, if it is wanted, name the table's current metadata file. Of several failures the first
+        one is logged, and the next call tries again: the hint serves nobody but readers by folder.
+        """
+        if not self.version_hint or table.metadata_location == self._hinted:
+            return
+        try:
+            # The next holder of the lease would not know that its hint was replaced.
+            self.check_lease()
+            if not table.metadata_location.endswith(SUFFIX):
+                # Nessie answers a commit with an address of its own, and names the file only when the table is loaded.
+                table = self.open_catalog().load_table(self.identifier)
+            write_hint(table)
+            self._hinted, self._hint_failed = table.metadata_location, False
+        except Exception as error:
+            if not self._hint_failed:
+                hint = error.hint if isinstance(error, SyncError) else HINT_FAILED
+                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=hint)
+            self._hint_failed = True
 
     @contextmanager
     def _committing(self, table: Table, format_version: int) -> Iterator[None]:
@@ -291,12 +307,10 @@ def _removals(table: Table, snapshot_ids: Sequence[int], tags: Sequence[str]) ->
     if not (snapshot_ids or tags) or _is_nessie(table):
         return (), ()
     refs = table.metadata.refs.items()
-    removals: list[update.TableUpdate] = [update.RemoveSnapshotRefUpdate(ref_name=name) for name in tags]
+    removals: Updates = tuple(update.RemoveSnapshotRefUpdate(ref_name=name) for name in tags)
     if snapshot_ids:
-        removals.append(update.RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)))
-    return tuple(removals), tuple(
-        update.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs
-    )
+        removals += (update.RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),)
+    return removals, tuple(update.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs)
 
 
 def _log_expired(table: Table, misread: Misread) -> None:

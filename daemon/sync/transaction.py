@@ -100,8 +100,8 @@ class Transaction:
 
     def name_manifests(self, count: int) -> tuple[str, ...]:
         """Name `count` manifests that Spark's tasks write."""
-        names, locations = (f"{uuid4()}-{self.id}-m{number}.avro" for number in range(count)), self._view().locations
-        return tuple(locations.new_metadata_location(name) for name in names)
+        name = self._view().locations.new_metadata_location
+        return tuple(name(f"{uuid4()}-{self.id}-m{number}.avro") for number in range(count))
 
     def _view(self) -> TableView:
         return view_of(self._table, self._definition)
@@ -139,30 +139,27 @@ class Transaction:
         The outcome of a whole table, which comes with its `live_files`, is too large to be stored first: if the commit
         lands without being recorded, the state store is rebuilt from the table.
         """
-        store, settings = self._context.store, self._context.settings
+        context, settings = self._context, self._context.settings
         with self._step("prepare"):
             prepared = prepare_snapshot(self._view(), delta, self.announce)
         check_account(account, account_of(prepared.manifests, account.size_bytes))
         outcome, version = placed(outcome, prepared), outcome.to_version
         if live_files is None:
-            store.record_prepared(self.id, outcome)
+            context.store.record_prepared(self.id, outcome)
         # From here on only the Iceberg table shows whether the intent landed.
         self._is_open = False
         marker = marker_of(outcome).to_summary(from_version=self._intent.from_version, operation=operation)
-        summary = {**marker, **account.to_summary()}
         age_max_ms = round(settings.tag_retention_s * 1000)
         tag = Tag(f"delta-v{version}", age_max_ms) if settings.is_tagged(version) else None
         with self._step("commit"):
-            table = self._context.target.commit(
-                self._table, self._definition, prepared, summary, self.announce, tag=tag
-            )
+            summary = marker | account.to_summary()
+            table = context.target.commit(self._table, self._definition, prepared, summary, self.announce, tag=tag)
         return self._recorded(outcome, table, live_files)
 
     def define(self, outcome: Outcome) -> Shown:
         """Change the table to its new definition and record `outcome`, without a snapshot."""
         self._is_open = False
-        shown_id = self._table.metadata.current_snapshot_id
-        stamp = {**marker_of(outcome).to_summary(), DEFINED_ON: str(shown_id)}
+        stamp = {**marker_of(outcome).to_summary(), DEFINED_ON: str(self._table.metadata.current_snapshot_id)}
         table = self._context.target.define(self._table, self._definition, self.announce, stamp)
         return self._recorded(outcome, table)
 
