@@ -67,9 +67,9 @@ def advance(
         else:
             check_state(state_totals, account)
         shape = shape.with_files(inspection.traits)
-        first, last, steps = change.from_version, change.to_version, context.step
+        first, last = change.from_version, change.to_version
         with Transaction(
-            context, record, shown.table, shape.definition, from_version=first, to_version=last, step=steps
+            context, record, shown.table, shape.definition, from_version=first, to_version=last, step=context.step
         ) as transaction:
             plan = SyncPlan(change, live, shape.table, inspection.metrics)
             completed = write_deletions(context, transaction, record, shape.deletes, plan)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ def not_mendable(what: str, *, version: int | None = None, path: str | None = No
 
 def int64s(values: Iterable[int]) -> pa.Int64Array:
     """Pack values into eight bytes each; a Python list or set needs ten times as much memory."""
-    numbers = array("q", values)
+    numbers = values if isinstance(values, array) else array("q", values)
     return pa.Int64Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -54,16 +54,12 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         _check_row_ids(shown.table, state)
     live = partial(context.store.read_live_files, shown.record.id)
     in_iceberg = int64s(hash((file.path, file.uri, file.size_bytes, file.dv_unique_id)) for file in live())
-    size_bytes = deleted_rows = 0
-
-    def hashes() -> Iterator[int]:
-        nonlocal size_bytes, deleted_rows
-        for add in state.read_adds():
-            size_bytes += add.size
-            deleted_rows += add.deletion_vector.cardinality if add.deletion_vector else 0
-            yield hash((add.path, add.uri, add.size, add.dv_unique_id if same_table else state.metadata.id))
-
-    in_delta = int64s(hashes())
+    size_bytes, deleted_rows, hashes = 0, 0, array("q")
+    for add in state.read_adds():
+        size_bytes += add.size
+        deleted_rows += add.deletion_vector.cardinality if add.deletion_vector else 0
+        hashes.append(hash((add.path, add.uri, add.size, add.dv_unique_id if same_table else state.metadata.id)))
+    in_delta = int64s(hashes)
     differ_in_iceberg = pc.invert(pc.is_in(in_iceberg, value_set=in_delta))
     differ_in_delta = pc.invert(pc.is_in(in_delta, value_set=in_iceberg))
     differences = pc.sum(differ_in_iceberg).as_py() or 0, pc.sum(differ_in_delta).as_py() or 0

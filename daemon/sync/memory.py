@@ -30,21 +30,11 @@ def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[Stat
     file = settings.state.sqlite_file
     url = _find_readable(file) if reads_only and file else None
     try:
-        if url is not None:
-            with closing(SqlStateStore.open(url)) as store:
-                yield store
-            return
-        _make_local_folders(settings)
-        with closing(SqlStateStore.open(settings.state.url)) as store:
-            number, share = store.claim_share(settings.share.number), settings.share
-            if number != share.number:
-                raise ConfigInvalid(
-                    f"state.url: the database {settings.state.place} belongs to share {number}, but `share` is {share}",
-                    hint="Each share has a state database of its own. Set DVSYNC_SHARE and DVSYNC_STATE__URL to the "
-                    "share and the database that belong together.",
-                )
-            if file:
-                _check_copy(store, file, settings.state.place)
+        if url is None:
+            _make_local_folders(settings)
+        with closing(SqlStateStore.open(url or settings.state.url)) as store:
+            if url is None:
+                _check_ours(store, settings)
             yield store
     except StateUnavailable as error:
         raise as_sync_error(error) from error
@@ -61,10 +51,20 @@ def _find_readable(file: Path) -> str | None:
     return f"sqlite:///file:{quote(str(file))}?mode=ro&immutable=1&uri=true"
 
 
-def _check_copy(store: SqlStateStore, file: Path, place: str) -> None:
-    """Raise ConfigInvalid if `file` is a copy of a database that is still there: both would commit to the same tables,
-    and remove each other's files. Else remember its place.
+def _check_ours(store: SqlStateStore, settings: Settings) -> None:
+    """Raise ConfigInvalid if the database is another share's, or a copy of one that is still there: both would commit
+    to the same tables, and remove each other's files. Else remember its place.
     """
+    number, share = store.claim_share(settings.share.number), settings.share
+    file, place = settings.state.sqlite_file, settings.state.place
+    if number != share.number:
+        raise ConfigInvalid(
+            f"state.url: the database {place} belongs to share {number}, but `share` is {share}",
+            hint="Each share has a state database of its own. Set DVSYNC_SHARE and DVSYNC_STATE__URL to the share and "
+            "the database that belong together.",
+        )
+    if file is None:
+        return
     home = store.read_home()
     if home.place == place:
         return

@@ -20,7 +20,9 @@ class Checksums:
     """The checksum files of one log. Remembers their fault at the last read of a whole state."""
 
     def __init__(self, log: DeltaLog) -> None:
-        self._log, self._fault, self._faults = log, NO_DIFFERENCE, 0
+        self._log = log
+        self._fault = NO_DIFFERENCE
+        self._faults = 0
         self._fetched: tuple[int, Totals | None] | None = None
 
     def fetch(self, version: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
@@ -108,18 +109,13 @@ def _hash_file(path: str, size_bytes: int) -> int:
 
 def _hash_files(table: Table, snapshot: Snapshot, with_deletions: Collection[str]) -> int:
     """Return the sum for the data files of a snapshot. Raises `ReplacementNeeded` as `rebuild` does."""
-    shown, not_shown = 0, set(with_deletions)
-
-    def hashes() -> Iterator[int]:
-        nonlocal shown
-        for entry, _ in live_entries(table, snapshot, ManifestContent.DATA):
-            path = entry.data_file.file_path
-            shown += _hash_file(path, entry.data_file.file_size_in_bytes)
-            not_shown.discard(path)
-            yield hash(path)
-
-    paths = int64s(hashes())
-    if pc.count_distinct(paths).as_py() < len(paths):
+    shown, not_shown, paths = 0, set(with_deletions), array("q")
+    for entry, _ in live_entries(table, snapshot, ManifestContent.DATA):
+        path = entry.data_file.file_path
+        shown += _hash_file(path, entry.data_file.file_size_in_bytes)
+        not_shown.discard(path)
+        paths.append(hash(path))
+    if pc.count_distinct(int64s(paths)).as_py() < len(paths):
         raise not_mendable("the Iceberg table shows a file twice, or more often", path=table.metadata_location)
     for path in not_shown:
         raise not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path=path)

@@ -58,7 +58,9 @@ class Transaction:
         to_version: int,
         step: Callable[[str], AbstractContextManager[object]] = tracing.step,
     ) -> None:
-        self._context, self._step, self._is_open = context, step, False
+        self._context = context
+        self._step = step
+        self._is_open = False
         self.id = uuid4().int >> 65  # positive, 63 bits. Iceberg spec, "Snapshots"
         self._intent = Intent(
             id=self.id,

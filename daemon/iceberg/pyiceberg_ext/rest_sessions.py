@@ -28,8 +28,11 @@ class _Server:
     """
 
     def __init__(self, origin: str) -> None:
-        self._origin, self._lock = origin, Lock()
-        self._is_silent, self._reason, self._asked_again_s = False, "", 0.0
+        self._origin = origin
+        self._lock = Lock()
+        self._is_silent = False
+        self._reason = ""
+        self._asked_again_s = 0.0
 
     @contextmanager
     def asked(self) -> Iterator[None]:
