@@ -204,9 +204,10 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
 
 def _find_own_table(context: TableContext, record: TableRecord | None) -> Table | None:
     """Load the Iceberg table. None if it lacks the snapshot that was recorded last, so that it may be another table."""
-    table = context.target.find_table() if record else None
-    is_own = record and table and record.snapshot_id is not None and table.snapshot_by_id(record.snapshot_id)
-    return table if is_own else None
+    if record is None or record.snapshot_id is None:
+        return None
+    table = context.target.find_table()
+    return table if table and table.snapshot_by_id(record.snapshot_id) else None
 
 
 def _was_in_use(file: WrittenFile) -> bool:

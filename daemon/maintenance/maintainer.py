@@ -20,7 +20,7 @@ PROBE_INTERVAL_S = 3600.0
 
 @dataclass(frozen=True)
 class Round:
-    """The results of one round. A part that is turned off has an empty one."""
+    """The results of one round. A part that is turned off has an empty result."""
 
     compaction: Compaction
     expiry: Expiry
