@@ -1,6 +1,5 @@
-"""The account of a table: the totals of its files and rows. Before each commit, three must agree: that of Delta's
-actions, that of Iceberg's manifests as readers will find them, and Delta's own of its checksum file or whole state.
-Each snapshot's summary stores the account, and the next commit continues from there.
+"""The account of a table: the totals of its files and rows, in each snapshot's summary. Before each commit, three must
+agree: that of Delta's actions, that of Iceberg's manifests, and Delta's own of its checksum file or whole state.
 """
 
 from __future__ import annotations
@@ -71,7 +70,6 @@ def account_of(manifests: Iterable[ManifestFile], size_bytes: int) -> Account:
 
 
 def check_account(by_delta: Account, by_iceberg: Account) -> None:
-    """Raise `AccountMismatch` when the two differ."""
     if by_delta != by_iceberg:
         raise AccountMismatch(
             f"Delta has {by_delta}, but the Iceberg table would show {by_iceberg}: nothing was committed",

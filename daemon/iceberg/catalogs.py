@@ -42,8 +42,7 @@ class _Opened:
 class Catalogs:
     """PyIceberg catalogs by their name in `config.yaml`. `count_synced` counts the tables that were synced into some.
 
-    Opening a catalog raises ConfigInvalid for invalid properties, and CatalogAway as `check_file` does. Other
-    exceptions of PyIceberg pass through.
+    `open` raises ConfigInvalid for invalid properties, and as `check_file`. Other exceptions of PyIceberg pass through.
     """
 
     def __init__(
@@ -52,33 +51,30 @@ class Catalogs:
         self._properties = properties
         self._count_synced = count_synced
         self._opened: dict[str, _Opened] = {}
-        # A catalog that does not answer keeps no other waiting. Two names of a database share a lock: its tables must
-        # not be made twice.
+        # One that does not answer keeps no other waiting. Names of one database share a lock: it is made only once.
         self._locks: dict[str, Lock] = {}
 
     def open(self, name: str) -> Catalog:
         properties = self._properties[name]
-        opened = self._find_opened(name, properties)
+        file = sqlite_file(properties.get("uri", ""))
+        opened = self._find_opened(name, properties, file)
         if opened is None:
             with self._locks.setdefault(_place_of(name, properties), Lock()):
-                opened = self._find_opened(name, properties) or self._open(name, properties)
+                opened = self._find_opened(name, properties, file)
+                if opened is None:
+                    self.check_file(name)
+                    # The former one is not closed: a running sync may still use it.
+                    identity = _identity_of(file)
+                    catalog = _open(name, properties)
+                    # Opening makes a missing file. One that was replaced meanwhile is seen at the next use.
+                    opened = self._opened[name] = _Opened(catalog, properties, identity or _identity_of(file))
         return opened.catalog
 
-    def _find_opened(self, name: str, properties: Mapping[str, str]) -> _Opened | None:
-        opened, file = self._opened.get(name), sqlite_file(properties.get("uri", ""))
+    def _find_opened(self, name: str, properties: Mapping[str, str], file: Path | None) -> _Opened | None:
+        opened = self._opened.get(name)
         # A file that is put in the place of ours is another catalog, which our connections would not see.
         is_current = opened and opened.properties == properties and opened.identity == _identity_of(file)
         return opened if is_current else None
-
-    def _open(self, name: str, properties: Mapping[str, str]) -> _Opened:
-        file = sqlite_file(properties.get("uri", ""))
-        self.check_file(name)
-        # The former one is not closed: a running sync may still use it.
-        identity = _identity_of(file)
-        catalog = _open(name, properties)
-        # Opening makes a missing file. One that was replaced meanwhile is seen at the next use.
-        opened = self._opened[name] = _Opened(catalog, properties, identity or _identity_of(file))
-        return opened
 
     def check_file(self, name: str) -> None:
         """Raise CatalogAway if the SQLite file of synced tables is missing: in a new one, all seem dropped."""

@@ -21,15 +21,15 @@ def damaged_deletes(what: str, path: str) -> CorruptInput:
 class DeleteFileWriter:
     """Writes one file; an existing one is replaced. Leaving the context before the file is finished removes it.
 
-    Failures of the store are raised as ObjectStoreAway. `at_once` as in `place_to_write`.
+    `positions` is how many were written so far. Failures of the store are raised as ObjectStoreAway. `at_once` as in
+    `place_to_write`.
     """
 
     what: ClassVar[str]
 
     def __init__(self, io: FileIO, path: str, *, at_once: bool = False) -> None:
-        self.path = path
-        self._io = io
-        self._finished = False
+        self.path, self.positions = path, 0
+        self._io, self._finished = io, False
         with self._storing():
             self._place = place_to_write(path, at_once=at_once)
             self._stream = io.new_output(self._place).create(overwrite=True)
@@ -39,12 +39,8 @@ class DeleteFileWriter:
         try:
             yield
         except (OSError, pa.ArrowInvalid) as error:
-            raise ObjectStoreAway(
-                f"a {self.what} was not written: {error}",
-                path=self.path,
-                hint="Check the store, its free space and the credentials. dvsync writes the file again at the next "
-                "try.",
-            ) from error
+            hint = "Check the store, its free space and the credentials. dvsync writes the file again at the next try."
+            raise ObjectStoreAway(f"a {self.what} was not written: {error}", path=self.path, hint=hint) from error
 
     def _finish(self) -> None:
         self._stream.close()

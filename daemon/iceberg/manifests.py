@@ -1,7 +1,7 @@
 """Manifests and manifest lists: Iceberg spec, "Manifests" and "Manifest Lists".
 
-PyIceberg 0.12 writes only data manifests, and ignores the fields 142 to 145 when it reads. This module uses PyIceberg's
-record types, but reads and writes with the newest schema of the format, so that a rewrite loses no field.
+PyIceberg 0.12 writes only data manifests, and ignores the fields 142 to 145 when it reads. This module reads and writes
+its record types with the newest schema of the format, so that a rewrite loses no field.
 """
 
 from __future__ import annotations
@@ -52,8 +52,7 @@ from daemon.store.recent import Recent
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
 AVRO_CODEC = "gzip"
-# Records of manifest lists as they are written, by their fields: nearly all of a list's records are those of the list
-# before, and a large table has a thousand.
+# Records of manifest lists as they are written, by their fields: nearly all of a list are those of the list before.
 _encoded_records: Recent[bytes] = Recent(4096)
 # Long lists by their paths, whose files never change: the next commit to a large table reads the list that this one
 # wrote. Bounded by their records together, of 1.5 kB each.
@@ -63,16 +62,13 @@ LONG_LIST_MIN = 100
 REFERENCED_DATA_FILE = NestedField(
     field_id=143, name="referenced_data_file", field_type=StringType(), required=False, doc="Data file of all deletes"
 )
-
-
 # PyIceberg's records have no names for some fields, and do not let others be set by name.
 _IN_DATA_FILE = {field.name: place for place, field in enumerate(DATA_FILE_TYPE[RECORD_VERSION].fields)}
 _IN_MANIFEST_FILE = {field.name: place for place, field in enumerate(MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION].fields)}
 # Fields of a record that this module made or read: 143, 142 (the `_row_id` of the file's first row), 144 and 145.
 referenced_data_file: Callable[[DataFile], str | None] = itemgetter(_IN_DATA_FILE["referenced_data_file"])
 first_row_id: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["first_row_id"])
-_content_offset: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["content_offset"])
-_content_size: Callable[[DataFile], int | None] = itemgetter(_IN_DATA_FILE["content_size_in_bytes"])
+_content = itemgetter(_IN_DATA_FILE["content_offset"], _IN_DATA_FILE["content_size_in_bytes"])
 _row_ids_of_manifest: Callable[[ManifestFile], int | None] = itemgetter(_IN_MANIFEST_FILE["first_row_id"])
 
 
@@ -97,16 +93,15 @@ def end_of_row_ids(data_file: DataFile) -> int:
 
 def content_span(data_file: DataFile) -> tuple[int, int] | None:
     """Return where a deletion vector is in its Puffin file: offset and size in bytes."""
-    offset, size = _content_offset(data_file), _content_size(data_file)
+    offset, size = _content(data_file)
     return None if offset is None or size is None else (offset, size)
 
 
-# A delete file by its path; a deletion vector by the paths of its Puffin file and its data file.
+# What an entry is known by in its snapshot: the path, or for a deletion vector those of its Puffin and data file.
 EntryKey = str | tuple[str, str]
 
 
 def entry_key(data_file: DataFile) -> EntryKey:
-    """Return what an entry is known by in its snapshot."""
     served = referenced_data_file(data_file) if data_file.file_format is FileFormat.PUFFIN else None
     return data_file.file_path if served is None else (data_file.file_path, served)
 

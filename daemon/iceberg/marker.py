@@ -13,9 +13,8 @@ OURS = "dvsync."
 TABLE_ID = "dvsync.delta.table-id"
 VERSION = "dvsync.delta.version"
 TIMESTAMP_MS = "dvsync.delta.timestamp-ms"
-# The dvsync that committed the snapshot: the location of its state database.
+# The dvsync that committed the snapshot: the location of its state database, and its share, such as 1/2.
 WRITER = "dvsync.writer"
-# The share of the tables that this dvsync followed, such as 1/2.
 SHARE = "dvsync.share"
 # If one snapshot shows several Delta versions at once: the first of them.
 FROM_VERSION = "dvsync.delta.from-version"
@@ -27,9 +26,8 @@ DEFINED_ON = "dvsync.delta.defined-on-snapshot"
 
 @dataclass(frozen=True)
 class Marker:
-    """The Delta table and version that a snapshot shows. `timestamp_ms` is that version's commit time, epoch, UTC.
-
-    `writer` is the dvsync that committed the snapshot, if known, and `share` its share; `Target.commit` writes them.
+    """The Delta table and version that a snapshot shows, that version's commit time (epoch, UTC), and who committed the
+    snapshot, if known; `Target.commit` writes `writer` and `share`.
     """
 
     delta_table_id: str

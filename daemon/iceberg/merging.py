@@ -10,7 +10,7 @@ from pyiceberg.manifest import ManifestContent, ManifestFile
 from pyiceberg.table import TableProperties
 
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX
-from daemon.iceberg.properties import bool_property, int_property
+from daemon.iceberg.properties import int_property
 
 
 def live_files(manifest: ManifestFile) -> int:
@@ -26,7 +26,7 @@ def plan_merges(manifests: Sequence[ManifestFile], properties: Mapping[str, str]
     not merged, so that the work of a commit does not grow with the table.
     """
     names = TableProperties
-    if not bool_property(properties, names.MANIFEST_MERGE_ENABLED, default=True):
+    if properties.get(names.MANIFEST_MERGE_ENABLED, "").strip().lower() == "false":
         return
     count_min = int_property(properties, names.MANIFEST_MIN_MERGE_COUNT, names.MANIFEST_MIN_MERGE_COUNT_DEFAULT)
     size_max = int_property(properties, names.MANIFEST_TARGET_SIZE_BYTES, names.MANIFEST_TARGET_SIZE_BYTES_DEFAULT)

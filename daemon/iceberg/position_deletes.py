@@ -23,7 +23,6 @@ ROW_GROUP_ROWS_MAX: Final = 1 << 20
 # Bounds the paths of a row group: if its dictionary grows past 1 MB, Arrow writes the path of each row in full.
 ROW_GROUP_CHUNKS_MAX: Final = 1 << 12
 SMALL_ROWS_MAX: Final = 1 << 12
-
 POSITION_MAX: Final = (1 << 63) - 1
 _PATHS: Final = pa.dictionary(pa.int32(), pa.string())
 # Iceberg spec, "Reserved Field IDs"; the Parquet fields carry them.
@@ -37,8 +36,7 @@ _SCHEMA: Final = pa.schema(
 
 def count_served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int]:
     """Count the positions by data file: from the entry if it names its only data file, else from the delete file."""
-    single = referenced_data_file(delete_file)
-    if single is not None:
+    if (single := referenced_data_file(delete_file)) is not None:
         return {single: delete_file.record_count}
     with storage.open_input(delete_file.file_path) as file:
         # As a dictionary, a path is in memory once, and not for each position.
@@ -98,6 +96,7 @@ class PositionDeleteWriter(DeleteFileWriter):
         self._last_path, self._last_pos = file_path, last
         self._lower_pos, self._upper_pos = min(self._lower_pos, first), max(self._upper_pos, last)
         self._data_files[file_path] = self._data_files.get(file_path, 0) + len(positions)
+        self.positions += len(positions)
         rest = memoryview(positions)
         while rest:
             part = rest[: ROW_GROUP_ROWS_MAX - self._pending_rows]
@@ -144,31 +143,25 @@ class PositionDeleteWriter(DeleteFileWriter):
         buffer = values[0] if len(values) == 1 else b"".join(values)
         return pa.Array.from_buffers(data_type, self._pending_rows, [None, pa.py_buffer(buffer)])
 
-    @property
-    def positions(self) -> int:
-        """How many positions were written so far."""
-        return sum(self._data_files.values())
-
     def finish(self) -> PositionDeleteFile:
         """Close the file, and describe it. Raises ValueError if it has no position, or its footer is wrong."""
         if not self._data_files:
             raise ValueError(f"{self.path} has no position")
         if self._pending:
             self._write_row_group()
-        positions = self.positions
         assert self._parquet, "it has written a row group"
         with self._storing():
             self._parquet.close()
             (footer,) = self._footers
             size_bytes = self._stream.tell()
-            if footer.num_rows != positions:
-                raise ValueError(f"{self.path} has {footer.num_rows} rows instead of {positions}")
+            if footer.num_rows != self.positions:
+                raise ValueError(f"{self.path} has {footer.num_rows} rows instead of {self.positions}")
             self._finish()
         first_columns = [footer.row_group(index).column(0) for index in range(footer.num_row_groups)]
         return PositionDeleteFile(
             path=self.path,
             size_bytes=size_bytes,
-            positions=positions,
+            positions=self.positions,
             lower_pos=self._lower_pos,
             upper_pos=self._upper_pos,
             split_offsets=tuple(column.dictionary_page_offset for column in first_columns),

@@ -20,8 +20,3 @@ def int_property(properties: Mapping[str, str], name: str, default: int) -> int:
         return int(value)
     _log.warning(events.PROPERTY_IGNORED, property=name, value=value, used=default)
     return default
-
-
-def bool_property(properties: Mapping[str, str], name: str, *, default: bool) -> bool:
-    """Return `true` or `false` as a bool. Unset or invalid: `default`."""
-    return {"true": True, "false": False}.get(properties.get(name, "").strip().lower(), default)

@@ -23,14 +23,13 @@ DATA_FILE: Final = "referenced-data-file"
 CARDINALITY: Final = "cardinality"
 # Iceberg spec, "Reserved Field IDs": `_pos`, to which the vector applies.
 POSITION_FIELD_ID: Final = 2147483645
-# The snapshot and its sequence number are not known when the file is written, and a retry changes them.
-UNKNOWN: Final = -1
+UNKNOWN: Final = -1  # the snapshot and its sequence number, when the file is written; a retry changes them
 # Payload size, flags and magic at the end of the footer.
 FOOTER_END: Final = struct.Struct("<i4s4s")
 FOOTER_READ_BYTES: Final = 64 << 10
 
 
-class BlobMetadata(msgspec.Struct, frozen=True, rename="kebab"):
+class _BlobMetadata(msgspec.Struct, frozen=True, rename="kebab"):
     """One blob in the footer's JSON. Puffin spec, "BlobMetadata"."""
 
     type: str
@@ -43,7 +42,7 @@ class BlobMetadata(msgspec.Struct, frozen=True, rename="kebab"):
 
 
 class _Footer(msgspec.Struct, frozen=True):
-    blobs: list[BlobMetadata]
+    blobs: list[_BlobMetadata]
     properties: dict[str, str] = {}
 
 
@@ -75,7 +74,7 @@ class PuffinFile:
 
 
 class PuffinWriter(DeleteFileWriter):
-    """Writes one Puffin file.
+    """Writes one Puffin file. `finish` writes the footer, closes the file and describes it.
 
     with PuffinWriter(io, "file:///warehouse/t/data/d.puffin") as writer:
         writer.write("file:///lake/t/a.parquet", frame, cardinality=2)
@@ -93,12 +92,8 @@ class PuffinWriter(DeleteFileWriter):
     def write(self, data_file: str, frame: memoryview, cardinality: int) -> None:
         """Add a deletion vector: its length, magic, bitmap and CRC-32, the same bytes as in a `.bin` file of Delta."""
         self._blobs.append(Blob(data_file, self._size_bytes, len(frame), cardinality))
+        self.positions += cardinality
         self._put(frame)
-
-    @property
-    def positions(self) -> int:
-        """How many positions were written so far."""
-        return sum(blob.cardinality for blob in self._blobs)
 
     def _put(self, data: bytes | memoryview) -> None:
         with self._storing():
@@ -106,9 +101,8 @@ class PuffinWriter(DeleteFileWriter):
         self._size_bytes += len(data)
 
     def finish(self) -> PuffinFile:
-        """Write the footer, close the file and describe it."""
         blobs = [
-            BlobMetadata(
+            _BlobMetadata(
                 type=DELETION_VECTOR,
                 fields=[POSITION_FIELD_ID],
                 snapshot_id=UNKNOWN,
@@ -138,10 +132,9 @@ def read_blobs(storage: FileIOStorage, path: str, size_bytes: int) -> list[Blob]
         footer = data[len(data) - needed :]
         if magic != MAGIC or any(flags) or footer[: len(MAGIC)] != MAGIC:
             raise ValueError("its magic or flags are wrong")
-        blobs = msgspec.json.decode(footer[len(MAGIC) : len(MAGIC) + payload_bytes], type=_Footer).blobs
         return [
             Blob(blob.properties[DATA_FILE], blob.offset, blob.length, int(blob.properties[CARDINALITY]))
-            for blob in blobs
+            for blob in msgspec.json.decode(footer[len(MAGIC) : len(MAGIC) + payload_bytes], type=_Footer).blobs
             if blob.type == DELETION_VECTOR
         ]
     except (KeyError, ValueError, struct.error, msgspec.MsgspecError) as error:

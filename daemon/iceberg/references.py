@@ -20,9 +20,8 @@ def metadata_files(table: Table) -> set[str]:
 
 
 def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
-    """Return every metadata file, statistics file, manifest list and manifest that any snapshot or the log references.
-
-    With `delete_files`, also every delete file, which costs reading each delete manifest.
+    """Return the metadata files, statistics files, manifest lists and manifests that any snapshot or the log refers to;
+    with `delete_files` also the delete files, for which each delete manifest is read.
     """
     metadata = table.metadata
     found = metadata_files(table)
@@ -50,12 +49,10 @@ def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:
 
 
 def data_files_let_go(table: Table, snapshot: Snapshot, following: Snapshot) -> list[tuple[str, int]]:
-    """Return data files of `snapshot` that `following` removed, each with the sequence number at which it was added.
-
-    If snapshots between the two were expired, the result is approximate: some removed files may be missing, and some
-    files may still be live.
+    """Return data files of `snapshot` that `following` removed, each with the sequence number at which it was added. If
+    snapshots between the two were expired, some of them may be missing, and others still be live.
     """
-    manifests = _data_manifests(table, following)
+    manifests = _manifests(table, following, ManifestContent.DATA)
     if following.parent_snapshot_id == snapshot.snapshot_id and following.summary:
         new = [each for each in manifests if each.added_snapshot_id == following.snapshot_id]
         with_deleted = [each for each in new if each.deleted_files_count]
@@ -63,7 +60,8 @@ def data_files_let_go(table: Table, snapshot: Snapshot, following: Snapshot) -> 
         if with_deleted or not following.summary["deleted-data-files"]:
             return _paths(table, with_deleted, live=False)
     shared = {manifest.manifest_path for manifest in manifests}
-    differing = [each for each in _data_manifests(table, snapshot) if each.manifest_path not in shared]
+    before = _manifests(table, snapshot, ManifestContent.DATA)
+    differing = [each for each in before if each.manifest_path not in shared]
     return _paths(table, differing[:: max(1, len(differing) // MANIFESTS_OPENED)], live=True)
 
 
@@ -75,17 +73,15 @@ def _paths(table: Table, manifests: Iterable[ManifestFile], *, live: bool) -> li
     ]
 
 
-def _data_manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
-    listed = read_manifest_list(table.io, snapshot.manifest_list)
-    return [manifest for manifest in listed if manifest.content is ManifestContent.DATA]
+def _manifests(table: Table, snapshot: Snapshot, content: ManifestContent) -> list[ManifestFile]:
+    return [each for each in read_manifest_list(table.io, snapshot.manifest_list) if each.content is content]
 
 
 def live_entries(table: Table, snapshot: Snapshot, content: ManifestContent) -> Iterator[tuple[ManifestEntry, str]]:
     """Yield the live entries of a snapshot, each with the path of its manifest."""
-    for manifest in read_manifest_list(table.io, snapshot.manifest_list):
-        if manifest.content is content:
-            for entry in entries_of(table, manifest):
-                yield entry, manifest.manifest_path
+    for manifest in _manifests(table, snapshot, content):
+        for entry in entries_of(table, manifest):
+            yield entry, manifest.manifest_path
 
 
 def entries_of(table: Table, manifest: ManifestFile, *, live: bool = True) -> list[ManifestEntry]:

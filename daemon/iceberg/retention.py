@@ -1,4 +1,7 @@
-"""Decides which snapshots to expire: Iceberg spec, "Snapshot Retention Policy", capped by Delta's retention. Pure."""
+"""Decides which snapshots and which of dvsync's own tags to expire. Pure.
+
+Iceberg spec, "Snapshot Retention Policy", capped by Delta's retention; the tags of others are not touched.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +16,14 @@ from daemon.iceberg.marker import find_marker
 
 # Delta's own retention. Delta may have removed the data files of older snapshots.
 RETENTION_MS = "dvsync.delta.retention-ms"
+# In the summary of a snapshot: the tag that was set with it. It tells our tags from those of others.
+TAG = "dvsync.tag"
 
 
 @dataclass(frozen=True)
 class Retention:
-    """Which snapshots stay: the newest `count_min`, and up to `count_max` that are not older than `age_max_ms`.
-
-    `count_max` applies to the main branch only. A branch may have its own maximum age, but not above `age_cap_ms`.
+    """Which snapshots stay: the newest `count_min`, and up to `count_max` (on the main branch) that are not older than
+    `age_max_ms`. A branch may have its own maximum age, but not above `age_cap_ms`.
     """
 
     age_max_ms: int
@@ -77,3 +81,33 @@ def _ancestors(snapshots: Mapping[int, Snapshot], snapshot_id: int) -> Iterator[
         yield snapshot
         parent = snapshot.parent_snapshot_id
         snapshot = None if parent is None else snapshots.get(parent)
+
+
+@dataclass(frozen=True)
+class Tag:
+    """A tag, and how long it is kept. Its age is its snapshot's age, as in the Iceberg spec ("Snapshot References")."""
+
+    name: str
+    age_max_ms: int
+
+
+def own_tags(metadata: TableMetadata) -> dict[str, int]:
+    """Return the tags that dvsync has set and that still point at their snapshot, with the snapshot's id."""
+    snapshots = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    return {
+        name: ref.snapshot_id
+        for name, ref in metadata.refs.items()
+        if ref.snapshot_ref_type is SnapshotRefType.TAG
+        and (summary := snapshots[ref.snapshot_id].summary) is not None
+        and summary[TAG] == name
+    }
+
+
+def ended_tags(metadata: TableMetadata, *, now_ms: int) -> tuple[str, ...]:
+    """Return dvsync's own tags whose `max-ref-age-ms` is over."""
+    at_ms = {snapshot.snapshot_id: snapshot.timestamp_ms for snapshot in metadata.snapshots}
+    return tuple(
+        name
+        for name, snapshot_id in own_tags(metadata).items()
+        if (age_max_ms := metadata.refs[name].max_ref_age_ms) is not None and now_ms - at_ms[snapshot_id] > age_max_ms
+    )

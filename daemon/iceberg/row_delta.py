@@ -46,9 +46,7 @@ TOTALS = ("data-files", "delete-files", "records", "files-size", "position-delet
 
 @dataclass(frozen=True)
 class TableView:
-    """What is needed of an Iceberg table, which may not exist yet. The first of `schemas`, all that it ever had, will
-    be current after the commit.
-    """
+    """What is needed of an Iceberg table, which may not exist yet. The first of its `schemas` will be current."""
 
     io: FileIO
     locations: LocationProvider
@@ -68,9 +66,8 @@ class RowDelta:
     entries of a Puffin file are next to each other in `added_delete_files`, and go into one manifest.
     `replacements` are pairs of a removed delete file and a new one that takes over its deletes and its partition; both
     may appear in several pairs. `replaces_all` removes everything that was in the table, whoever wrote it.
-    `written_manifests` are data manifests that Spark tasks wrote for this snapshot, and `written_size_bytes` is the
-    total size of their data files. Delta gave their rows ids below `written_row_ids_end`. `same_rows` says that the
-    commit only moves rows between files.
+    `written_manifests` are data manifests that tasks wrote for this snapshot, of data files of `written_size_bytes`,
+    whose rows have ids below `written_row_ids_end` from Delta. With `same_rows`, rows only move between files.
     """
 
     snapshot_id: int
@@ -101,10 +98,8 @@ class RowDelta:
 
 @dataclass(frozen=True)
 class PreparedSnapshot:
-    """A snapshot whose manifests are written, but to which nothing refers yet.
-
-    `placements` maps each added file to its manifest, `moved_manifests` each rewritten manifest to the new one. Delta
-    gave the rows of added data files ids below `row_ids_end`.
+    """A snapshot whose manifests are written, but to which nothing refers yet. `placements` maps each added file to its
+    manifest, `moved_manifests` each rewritten one to the new one. Delta gave the added rows ids below `row_ids_end`.
     """
 
     snapshot_id: int
@@ -118,14 +113,12 @@ class PreparedSnapshot:
 
 
 @dataclass
-class _Draft:
-    """A manifest to be written. `sources` are the manifests that it replaces."""
-
+class _Draft:  # of a manifest
     path: str
     content: ManifestContent
     spec_id: int
     entries: list[ManifestEntry]
-    sources: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)  # the manifests that it replaces
 
 
 # Manifests, each with all of its entries, some of them now marked as deleted.
@@ -187,7 +180,6 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
 
 
 def _find_changed(parent: Sequence[ManifestFile], delta: RowDelta) -> list[ManifestFile]:
-    """Return the manifests whose entries `delta` removes or renews."""
     changes = (delta.removed_data_files, delta.removed_delete_files, delta.renewed_data_files)
     changed = {path: files for by_manifest in changes for path, files in by_manifest.items()}
     found = [manifest for manifest in parent if manifest.manifest_path in changed]
@@ -234,9 +226,8 @@ def _read_changed(table: TableView, delta: RowDelta, manifests: Sequence[Manifes
 
 
 def _rewritten_entries(table: TableView, delta: RowDelta, manifest: ManifestFile) -> list[ManifestEntry]:
-    """Rewrite the entries of a manifest: mark those that leave as deleted by this snapshot, the others as existing.
-
-    Renewed ones keep their sequence numbers and row ids: their rows are those that readers know.
+    """Mark the entries of a manifest that leave as deleted by this snapshot, the others as existing. Renewed ones keep
+    their sequence numbers and row ids: their rows are those that readers know.
     """
     path, spec = manifest.manifest_path, table.specs[manifest.partition_spec_id]
     gone = delta.removed_data_files.get(path) or delta.removed_delete_files.get(path) or frozenset[EntryKey]()
@@ -298,7 +289,6 @@ def _deleted(changed: _Changed) -> list[tuple[ManifestContent, ManifestEntry]]:
 def _summary(
     table: TableView, delta: RowDelta, added: Sequence[_Draft], changed: _Changed, parent: Sequence[ManifestFile]
 ) -> dict[str, str]:
-    """Count the changes, and continue the totals of the parent."""
     counted = [(draft.content, entry) for draft in added for entry in draft.entries] + _deleted(changed)
     counts = Counter[str]()
     for content, entry in counted:

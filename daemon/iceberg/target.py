@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from types import MappingProxyType
 
 import structlog
 from pyiceberg.catalog import Catalog
@@ -26,13 +25,12 @@ from daemon.iceberg.catalogs import catalog_away, cause_of
 from daemon.iceberg.manifests import has_row_lineage, write_manifest_list
 from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_updates, stage_table
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
+from daemon.iceberg.retention import TAG, Tag
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
-from daemon.iceberg.tags import TAG, Tag
-from daemon.iceberg.version_hint import VersionHint
+from daemon.iceberg.version_hint import HINT_FAILED, SUFFIX, write_hint
 from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
 
 Updates = tuple[update.TableUpdate, ...]
 Requirements = tuple[update.TableRequirement, ...]
@@ -42,8 +40,8 @@ Requirements = tuple[update.TableRequirement, ...]
 class Misread:
     """Our snapshots in which readers would see nulls or wrong values in `columns` of files without field ids.
 
-    `references` are the branches (except main) and tags of others that point at such a snapshot, whoever committed it.
-    `tags` are dvsync's own, which are removed with the snapshots.
+    `references` are the branches (except main) and tags of others that point at such a snapshot of anybody; dvsync's
+    own `tags` are removed with the snapshots.
     """
 
     snapshot_ids: tuple[int, ...] = ()
@@ -54,10 +52,8 @@ class Misread:
 
 @dataclass(frozen=True)
 class Definition:
-    """Schema, spec and properties of the table after the commit. Unchanged parts cost nothing.
-
-    `properties` are set, never removed. Snapshots that readers would misread with the new name mapping (`misread`) are
-    expired in the commit that sets it. A table of a lower `format_version` is upgraded.
+    """The table after the commit. `properties` are set, never removed. Snapshots that readers would misread with the
+    new name mapping (`misread`) are expired in the commit that sets it. A lower `format_version` is upgraded.
     """
 
     schema: Schema
@@ -71,8 +67,8 @@ class Definition:
 class Target:
     """One Iceberg identifier in one catalog. Failures of the catalog are raised as `CatalogAway`.
 
-    Each commit has the `signature` in its summary or properties. `check_lease` is called before each commit, and raises
-    if we may not commit. With `version_hint`, the hint in the table's folder follows each commit.
+    Each commit has the `signature` in its summary or properties. Before it, `check_lease` raises if we may not commit.
+    With `version_hint`, the hint in the table's folder follows each commit.
     """
 
     catalog_name: str
@@ -83,9 +79,9 @@ class Target:
     signature: Mapping[str, str] = field(default_factory=dict)
     check_lease: Callable[[], None] = lambda: None
     version_hint: bool = False
-
-    def __post_init__(self) -> None:
-        self._hint = VersionHint(self.check_lease, lambda: self.open_catalog().load_table(self.identifier))
+    # What the hint names, and whether the last attempt to write it failed.
+    _hinted: str | None = field(default=None, init=False)
+    _hint_failed: bool = field(default=False, init=False)
 
     @contextmanager
     def _catalog(self) -> Iterator[Catalog]:
@@ -122,7 +118,7 @@ class Target:
             return stage_table(catalog, self.identifier, schema, spec, location=self.location, properties=properties)
 
     def define(
-        self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] = MappingProxyType({})
+        self, table: Table, definition: Definition, announce: Announce, stamp: Mapping[str, str] | None = None
     ) -> Table:
         """Change `table` without a snapshot, if it differs, and set the properties `stamp`. Raises as `commit`."""
         updates = _definition_changes(table, definition)
@@ -138,10 +134,9 @@ class Target:
         return table
 
     def expire(self, table: Table, snapshot_ids: Sequence[int], tags: Sequence[str], announce: Announce) -> Table:
-        """Remove snapshots and tags from the table's metadata. Their files stay. Raises as `commit` does.
-
-        If a branch or tag has changed meanwhile, nothing is removed. But a new tag that someone sets on one of the
-        snapshots at this very moment is lost: the specification has no requirement that a tag is absent.
+        """Remove snapshots and tags from the table's metadata; files stay. Raises as `commit`, also if a branch or tag
+        has changed. But a new tag that someone sets on one of the snapshots at this very moment is lost: the
+        specification has no requirement that a tag is absent.
         """
         removals, references = _removals(table, snapshot_ids, tags)
         with self._committing(table, table.metadata.format_version):
@@ -161,10 +156,9 @@ class Target:
     ) -> Table:
         """Make `prepared` the table's current snapshot. Creates the table if it was only staged.
 
-        The same commit sets `tag` on the snapshot, unless the table has a tag or branch of that name. If the client
-        names the new metadata file, `announce` gets its path before it is written. Raises `CommitConflict` if someone
-        else committed first (our commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The
-        files stay in both cases: the next cycle checks whether it landed, then tries again.
+        The same commit sets `tag`, unless the table has a tag or branch of that name. If the client names the new
+        metadata file, `announce` gets its path first. Raises `CommitConflict` if someone else committed first (our
+        commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The files stay in both cases.
         """
         metadata = table.metadata
         parent_id, sequence_number = metadata.current_snapshot_id, metadata.next_sequence_number()
@@ -213,9 +207,24 @@ class Target:
         return table
 
     def update_hint(self, table: Table) -> None:
-        """Let the version hint, if it is wanted, name the table's current metadata file."""
-        if self.version_hint:
-            self._hint.update(table)
+        """Let the version hint, if it is wanted, name the table's current metadata file. Of several failures the first
+        one is logged, and the next call tries again: the hint serves nobody but readers by folder.
+        """
+        if not self.version_hint or table.metadata_location == self._hinted:
+            return
+        try:
+            # The next holder of the lease would not know that its hint was replaced.
+            self.check_lease()
+            if not table.metadata_location.endswith(SUFFIX):
+                # Nessie answers a commit with an address of its own, and names the file only when the table is loaded.
+                table = self.open_catalog().load_table(self.identifier)
+            write_hint(table)
+            self._hinted, self._hint_failed = table.metadata_location, False
+        except Exception as error:
+            if not self._hint_failed:
+                hint = error.hint if isinstance(error, SyncError) else HINT_FAILED
+                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=hint)
+            self._hint_failed = True
 
     @contextmanager
     def _committing(self, table: Table, format_version: int) -> Iterator[None]:
@@ -289,9 +298,7 @@ def _changes(table: Table, definition: Definition, snapshot: Snapshot, tag: Tag 
 
 
 def _is_nessie(table: Table) -> bool:
-    """Nessie shows only the newest snapshot. It keeps older ones in its own history, each with the name mapping of its
-    time, and refuses to remove them. Its configuration response has this property.
-    """
+    """Nessie keeps older snapshots in its own history, with the name mapping of their time, and removes none."""
     return table.catalog.properties.get("nessie.is-nessie-catalog") == "true"
 
 
@@ -300,12 +307,10 @@ def _removals(table: Table, snapshot_ids: Sequence[int], tags: Sequence[str]) ->
     if not (snapshot_ids or tags) or _is_nessie(table):
         return (), ()
     refs = table.metadata.refs.items()
-    removals: list[update.TableUpdate] = [update.RemoveSnapshotRefUpdate(ref_name=name) for name in tags]
+    removals: Updates = tuple(update.RemoveSnapshotRefUpdate(ref_name=name) for name in tags)
     if snapshot_ids:
-        removals.append(update.RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)))
-    return tuple(removals), tuple(
-        update.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs
-    )
+        removals += (update.RemoveSnapshotsUpdate(snapshot_ids=list(snapshot_ids)),)
+    return removals, tuple(update.AssertRefSnapshotId(ref=name, snapshot_id=ref.snapshot_id) for name, ref in refs)
 
 
 def _log_expired(table: Table, misread: Misread) -> None:

@@ -25,11 +25,9 @@ from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
 
-# More threads than cores: removals wait for the store and hardly use the processor.
-REMOVALS_AT_ONCE = 16
+REMOVALS_AT_ONCE = 16  # more than cores: removals wait for the store and hardly use the processor
 BATCH = 500
-# How long the state store remembers removed files and past syncs.
-HISTORY_MS = 7 * 86_400_000
+HISTORY_MS = 7 * 86_400_000  # how long the state store remembers removed files and past syncs
 # The statuses of files that may still be in the store.
 THERE = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
 IN_GRACE = "its grace period is not over"
@@ -37,10 +35,9 @@ IN_GRACE = "its grace period is not over"
 
 @dataclass
 class Cleanup:
-    """The result of a cleanup. `removed` are the removed files, or in a dry run those to remove.
-
-    `left` counts the orphans that stay, by reason. `found` are files that a scan found and that the state store does
-    not know. `failed` has a message for each file that could not be removed.
+    """The result of a cleanup. `removed` are the removed files, or in a dry run those to remove. `left` counts the
+    orphans that stay, by reason. `found` are those that a scan found and that the state store does not know. `failed`
+    has a message for each file that could not be removed.
     """
 
     removed: list[WrittenFile] = field(default_factory=list)
@@ -61,10 +58,9 @@ def clean_up(
     With `remove_found`, those become orphans, and files of ours that are in use are recorded as well. `stop` ends the
     work between two batches. Raises SyncError.
     """
-    store = context.store
-    done = Cleanup()
+    store, done = context.store, Cleanup()
     record = context.find_record()
-    table = _find_own_table(context, record) if record else None
+    table = _find_own_table(context, record)
     if record is None or table is None:
         if orphans := store.list_written(record.id, (FileStatus.ORPHANED,)) if record else []:
             why = "the Iceberg table is missing or has been replaced, so its files in use are unknown"
@@ -119,11 +115,11 @@ def forget_history(context: TableContext, record: TableRecord | None, *, orphans
 def drop_table(context: TableContext) -> Cleanup | None:
     """Drop the Iceberg table from its catalog, then remove the files that dvsync wrote for it, without grace.
 
-    Returns None if the catalog has no such table with the snapshot that was recorded last. Raises SyncError; if the
-    store fails, files are left that nothing knows any more.
+    Returns None if the catalog has no such table with the snapshot that was recorded last. If the store fails, files
+    are left that nothing knows any more.
     """
     record = context.find_record()
-    table = _find_own_table(context, record) if record else None
+    table = _find_own_table(context, record)
     if record is None or table is None:
         return None
     written = context.store.list_written(record.id, THERE)
@@ -145,8 +141,7 @@ def has_due_orphans(context: TableContext) -> bool:
     """Return whether, according to the state store, the grace period of an unreferenced file is over."""
     record = context.find_record()
     before_ms = context.clock.now_ms() - round(context.settings.maintenance.orphan_grace_s * 1000)
-    stay = OrphanReason.TABLE_REPLACED
-    reasons = [reason for reason in OrphanReason if not reason.shown_by_older and reason is not stay]
+    reasons = [each for each in OrphanReason if not each.shown_by_older and each is not OrphanReason.TABLE_REPLACED]
     return record is not None and context.store.has_orphans(record.id, before_ms=before_ms, reasons=reasons)
 
 
@@ -154,8 +149,8 @@ def has_due_orphans(context: TableContext) -> bool:
 class Survey:
     """The files that dvsync wrote, by the table's metadata and the state store, at `at_ms`.
 
-    `in_use` are file names without folders: each name contains a unique id, and paths have several spellings. The grace
-    period is over for orphans since `due_ms`. `waiting` counts further orphans whose grace period is not over.
+    `in_use` are file names without folders: each has a unique id, and paths have several spellings. The grace period is
+    over for orphans since `due_ms`; `waiting` counts further ones.
     """
 
     in_use: Set[str]
@@ -168,12 +163,12 @@ class Survey:
 def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, delete_files: bool = False) -> Survey:
     """Mark files that no snapshot references any more as orphaned, which begins their grace period.
 
-    With `delete_files`, `in_use` has every delete file. Otherwise it has them only if one of the orphans is a delete
-    file, because finding them means reading every delete manifest.
+    Without `delete_files`, `in_use` has delete files only if one of the orphans is one: for them, every delete manifest
+    is read.
     """
     store = context.store
-    # Read the state store before the table: a file that is live here was committed earlier, so the metadata that is
-    # loaded next either references it or has dropped it.
+    # Read the state store before the table: what is live here was committed earlier, so the metadata that is loaded
+    # next either references it or has dropped it.
     listed_ms = context.clock.now_ms()
     due_ms = listed_ms - round(context.settings.maintenance.orphan_grace_s * 1000)
     known, waiting = store.list_for_cleanup(record.id, due_ms=due_ms, now_ms=listed_ms)
@@ -207,17 +202,18 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     return Survey(in_use, list((orphans | released).values()), waiting, at_ms, due_ms)
 
 
-def _find_own_table(context: TableContext, record: TableRecord) -> Table | None:
+def _find_own_table(context: TableContext, record: TableRecord | None) -> Table | None:
     """Load the Iceberg table. None if it lacks the snapshot that was recorded last, so that it may be another table."""
-    table, snapshot_id = context.target.find_table(), record.snapshot_id
-    return table if table and snapshot_id is not None and table.snapshot_by_id(snapshot_id) else None
+    if record is None or record.snapshot_id is None:
+        return None
+    table = context.target.find_table()
+    return table if table and table.snapshot_by_id(record.snapshot_id) else None
 
 
 def _was_in_use(file: WrittenFile) -> bool:
     """Return whether the state store says that a snapshot, perhaps only an older one, references the file."""
     if file.status is FileStatus.LIVE:
-        # The syncs alone decide about delete files of the newest snapshot.
-        return file.kind is not FileKind.DELETE_FILE
+        return file.kind is not FileKind.DELETE_FILE  # the syncs alone decide about those of the newest snapshot
     return file.reason is not None and file.reason.shown_by_older
 
 
@@ -257,7 +253,6 @@ def _remove(
     context: TableContext, storage: FileIOStorage, table_id: int, files: Sequence[WrittenFile], done: Cleanup
 ) -> None:
     """Delete the files, then record it. After a crash in between, the next run finds them gone, which is no error."""
-
     removed = []
     with ThreadPoolExecutor(REMOVALS_AT_ONCE, thread_name_prefix="cleanup") as pool:
         removals = [(file, pool.submit(storage.delete, file.path)) for file in files]

@@ -1,6 +1,6 @@
-"""Compaction of delete files: replaces the many delete files of a data file by one. No row changes.
+"""Compaction: replaces the many delete files of a data file by one, and in format version 3 Puffin files that are
+mostly dead, and the position-delete files from before. No row changes.
 
-In format version 3, it replaces Puffin files that are mostly dead, and the position-delete files from before.
 It runs beside the syncs: only the commit holds the table's lock, and leaves out data files that a sync has changed.
 """
 
@@ -38,7 +38,7 @@ from daemon.translate.delete_files import (
 from daemon.translate.delete_planner import DeletePlanner, copies, entries_of
 from daemon.translate.existing_table import check_places, lacks_row_ids
 from daemon.translate.plan import by_manifest
-from state import DeleteFileRecord, FileKind, LiveFile, OrphanReason, TableRecord
+from state import DeleteFileRecord, DeletionVectorDescriptor, FileKind, LiveFile, OrphanReason, TableRecord
 
 # Compact a data file to which more delete files apply, or two and more once this share of its rows is deleted.
 DELETE_FILES_MAX = 10
@@ -50,8 +50,7 @@ SMALL_DELETE_FILE_BYTES = 1 << 20
 DEAD_SHARE = 0.5
 # The data files that one snapshot compacts; a few more if they share delete files.
 DATA_FILES_AT_ONCE = 1000
-# The operation in the summary of a snapshot that compacts delete files.
-OPERATION = "compact"
+OPERATION = "compact"  # in the summary of a snapshot
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Crowd:
     """Data files with all of their delete files, which apply to no other data file.
 
     `changes` has what is written instead: the contents of each delete file, with its spec id. Those of one that
-    `is_outdated` must be written again, whatever their number.
+    `is_outdated` must be written again, whatever their number. `vectors` are the deletion vectors by data file.
     """
 
     data_files: tuple[LiveFile, ...]
@@ -80,23 +79,24 @@ class Crowd:
     changes: tuple[tuple[int, tuple[DvChange, ...]], ...]
     is_outdated: bool
 
+    @property
+    def vectors(self) -> dict[str, DeletionVectorDescriptor | None]:
+        return {file.path: file.deletion_vector for file in self.data_files}
+
 
 class Compactor:
     """Compacts one table's delete files. Remembers unreadable deletion vectors, and does not try them again."""
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
-        self._unreadable: dict[str, LiveFile] = {}
+        self._unreadable: dict[str, DeletionVectorDescriptor | None] = {}
 
     def compact(self, stop: Event, *, dry_run: bool = False) -> Compaction:
-        """Compact the data files that exceed the limits of `maintenance`, in one or several snapshots.
-
-        `stop` ends the work between two snapshots. Raises SyncError, also if only some data files failed; the snapshots
-        that were committed stay.
+        """Compact the data files that exceed the limits above, in one or several snapshots; `stop` ends the work
+        between two. Raises SyncError, also if only some data files failed; the snapshots that were committed stay.
         """
-        context = self._context
+        context, done = self._context, Compaction()
         record, table = context.find_record(), context.target.find_table()
-        done = Compaction()
         if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
             return done
         check_places(table.metadata.location, table.properties, context.location)
@@ -115,7 +115,8 @@ class Compactor:
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
             few = [each for each in crowds if each.is_outdated or len(each.changes) < len(each.delete_files)]
-            worth = [crowd for crowd in few if self._is_readable(crowd)]
+            # One that failed before is left out as long as it has the same deletion vectors.
+            worth = [crowd for crowd in few if not crowd.vectors.items() <= self._unreadable.items()]
             if dry_run:
                 done += _sum(_joined(worth, deletes))
                 continue
@@ -133,19 +134,12 @@ class Compactor:
                 except (CorruptInput, ObjectMissing) as error:
                     failed = failed or error
                     if len(part) == 1:
-                        self._unreadable |= {file.path: file for file in part[0].data_files}
+                        self._unreadable |= part[0].vectors
                     else:
                         parts += [part[: len(part) // 2], part[len(part) // 2 :]]
         if failed:
             raise failed
         return done
-
-    def _is_readable(self, crowd: Crowd) -> bool:
-        """Return False for a crowd that failed before and still has the same deletion vectors."""
-        return not all(
-            file.path in self._unreadable and self._unreadable[file.path].deletion_vector == file.deletion_vector
-            for file in crowd.data_files
-        )
 
 
 def _sum(crowds: Iterable[Crowd], *, snapshots: int = 0) -> Compaction:
@@ -176,10 +170,8 @@ def _gather(
     partitions: Mapping[str, tuple[str, int]],
     shape: Shape,
 ) -> list[Crowd]:
-    """Find the crowds of these data files: extend them until no delete file applies to another data file.
-
-    If delete file d1 applies to a and b, and d2 to b and c, then a, b, c form one crowd. A crowd with an unknown
-    deletion vector is left out.
+    """Find the crowds of these data files: extend them until no delete file applies to another data file. If d1 applies
+    to a and b, and d2 to b and c, then a, b, c form one crowd. One with an unknown deletion vector is left out.
     """
     delete_files = find_sharing(context.store, record.id, seeds, joins=lambda _: True)
     paths = {path for file in delete_files for path in file.served}
@@ -250,32 +242,32 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     shape = shape_of(table, context.settings)
     transaction = Transaction(context, record, table, shape.definition, to_version=version)
     names = transaction.delete_file_names(shape.deletes.suffix)
-    tasks = [[DeleteFileTask(next(names), spec_id, changes) for spec_id, changes in crowd.changes] for crowd in crowds]
-    every = [task for of_crowd in tasks for task in of_crowd]
+    tasks = [
+        (crowd, [DeleteFileTask(next(names), spec_id, changes) for spec_id, changes in crowd.changes])
+        for crowd in crowds
+    ]
     context.in_work.add(transaction.id)
     try:
         with transaction:
+            every = [task for _, of_crowd in tasks for task in of_crowd]
             transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in every]})
-            files = iter(_write(transaction, every))
-            written = [
-                (crowd, [(task, next(files)) for task in some]) for crowd, some in zip(crowds, tasks, strict=True)
-            ]
+            files = _write(transaction, every)
             with context.hold_committing() as is_held:
                 if not is_held:
                     transaction.abandon()
                     return None
-                done = _commit(context, transaction, written)
+                done = _commit(context, transaction, tasks, files)
             if done is None:
                 transaction.abandon()
             return done or Compaction()
     finally:
-        # Only now, after a possible `abandon`: from here on the next sync may end this intent if it is still open.
+        # After a possible `abandon`: from here on the next sync may end this intent if it is still open.
         context.in_work.discard(transaction.id)
 
 
-def _write(transaction: Transaction, tasks: Sequence[DeleteFileTask]) -> list[DeleteFile]:
+def _write(transaction: Transaction, tasks: Sequence[DeleteFileTask]) -> dict[str, DeleteFile]:
     """Write files, each of which holds all positions of its deletion vectors. Raises `CorruptInput`."""
-    files = []
+    files = {}
     for task, result in zip(tasks, transaction.write_delete_files(tasks), strict=True):
         written = dict(result.file.data_files) if result.file else {}
         for change in task.changes:
@@ -284,22 +276,23 @@ def _write(transaction: Transaction, tasks: Sequence[DeleteFileTask]) -> list[De
                 what = f"{positions} positions were written for a deletion vector of {change.after.cardinality}"
                 raise damaged_deletes(what, change.data_file)
         assert result.file, "a deletion vector has positions"
-        files.append(result.file)
+        files[task.output_path] = result.file
     return files
 
 
 def _commit(
     context: TableContext,
     transaction: Transaction,
-    written: Sequence[tuple[Crowd, Sequence[tuple[DeleteFileTask, DeleteFile]]]],
+    tasks: Sequence[tuple[Crowd, Sequence[DeleteFileTask]]],
+    files: Mapping[str, DeleteFile],
 ) -> Compaction | None:
-    """Commit a `replace` snapshot for the crowds that no sync has changed; the others' files become orphans. None if
-    there is no such crowd.
+    """Commit a `replace` snapshot for the crowds that no sync has changed, or return None if there is none of them. The
+    others' files become orphans.
     """
     record, table = context.find_record(), context.target.find_table()
     if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
         return None
-    kept = [(now, crowd, files) for crowd, files in written if (now := _unchanged(context, record, crowd))]
+    kept = [(now, crowd, some) for crowd, some in tasks if (now := _unchanged(context, record, crowd))]
     if not kept:
         return None
     snapshot, marker = table.current_snapshot(), shown_by(table)
@@ -308,7 +301,7 @@ def _commit(
     if table.metadata.format_version != definition.format_version or lacks_row_ids(table, context.settings):
         return None  # Another process upgraded the table meanwhile.
     transaction.move_to(record, table, definition)
-    used = [(task, file) for _, _, files in kept for task, file in files]
+    used = [(task, files[task.output_path]) for _, _, some in kept for task in some]
     delta = RowDelta(
         snapshot_id=transaction.id,
         removed_delete_files=by_manifest(entry for now, _, _ in kept for file in now for entry in entries_of(file)),
@@ -316,13 +309,7 @@ def _commit(
         same_rows=True,
     )
     account = find_account(snapshot) or remembered_account(context, record)
-    try:
-        prepared = transaction.prepare(delta, account)
-    except AccountMismatch:
-        # The state store is wrong about the delete files. Rebuild it from the manifests for the next round.
-        rebuild(context, record, table, marker)
-        raise
-    unused = {task.output_path for _, files in written for task, _ in files} - {task.output_path for task, _ in used}
+    unused = files.keys() - {task.output_path for task, _ in used}
     outcome = with_fields(
         unchanged_outcome(record),
         added_delete_files=tuple(delete_file_record(task, file) for task, file in used),
@@ -331,15 +318,19 @@ def _commit(
             *((path, OrphanReason.COMMIT_FAILED) for path in sorted(unused)),
         ),
     )
-    transaction.show(definition, prepared, outcome, account, operation=OPERATION)
+    try:
+        transaction.show(delta, account, outcome, operation=OPERATION)
+    except AccountMismatch:
+        # The state store is wrong about the delete files. Rebuild it from the manifests for the next round.
+        rebuild(context, record, table, marker)
+        raise
     return _sum((crowd for _, crowd, _ in kept), snapshots=1)
 
 
 def _unchanged(context: TableContext, record: TableRecord, crowd: Crowd) -> list[DeleteFileRecord]:
     """Return the crowd's delete files with their current manifests. Empty if a sync has changed the crowd."""
-    before = {file.path: file.deletion_vector for file in crowd.data_files}
-    live = context.store.find_live_files(record.id, list(before))
-    if before != {path: file.deletion_vector for path, file in live.items()}:
+    live = context.store.find_live_files(record.id, list(crowd.vectors))
+    if crowd.vectors != {path: file.deletion_vector for path, file in live.items()}:
         return []
-    now = context.store.find_delete_files(record.id, list(before))
+    now = context.store.find_delete_files(record.id, list(crowd.vectors))
     return now if {file.path for file in now} == {file.path for file in crowd.delete_files} else []

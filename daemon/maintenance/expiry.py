@@ -6,7 +6,7 @@ No file is removed here: files that become unreferenced are marked as orphans, a
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice, pairwise
@@ -21,8 +21,7 @@ from daemon.iceberg.manifests import read_manifest_list
 from daemon.iceberg.marker import find_marker
 from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
-from daemon.iceberg.retention import RETENTION_MS, Retention, find_expired
-from daemon.iceberg.tags import ended_tags
+from daemon.iceberg.retention import RETENTION_MS, Retention, ended_tags, find_expired
 from daemon.maintenance.cleanup import release_files
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
@@ -33,19 +32,16 @@ from daemon.translate.definition import RETENTIONS_S
 # At most so many of the data files that a snapshot removed are probed. A sample is enough: VACUUM deletes all files
 # that a Delta version removed, or none. Only if a snapshot shows several versions may VACUUM have deleted some of them.
 PROBES_MAX = 100
-# If all of so many live files are missing, the store of the Delta table is not there.
-SOURCE_FILES = 16
+SOURCE_FILES = 16  # if all of so many live files are missing, the store of the Delta table is not there
 DAY_MS = 86_400_000
-# The reason for keeping a snapshot that somebody else committed.
-NOT_OURS = "not dvsync's"
+NOT_OURS = "not dvsync's"  # why a snapshot stays that somebody else committed
 
 
 @dataclass(frozen=True)
 class Expiry:
-    """The result of an expiry, or of a dry run. `expired` are snapshot ids, the oldest first.
-
-    `unreadable` are those of them whose data files are gone. `held` are unreadable snapshots that stay, each with the
-    branch or tag that points at it, or `NOT_OURS`. `tags` are dvsync's own tags whose age is over.
+    """The result of an expiry, or of a dry run. `expired` are snapshot ids, the oldest first; of those in `unreadable`,
+    data files are gone. `held` are unreadable snapshots that stay, each with the branch or tag that points at it, or
+    `NOT_OURS`. `tags` are dvsync's own tags whose age is over.
     """
 
     expired: tuple[int, ...] = ()
@@ -67,10 +63,10 @@ class Expirer:
     def expire(self, *, dry_run: bool = False, probe: bool = True) -> Expiry:
         """Expire snapshots by age, by count and, with `probe`, because VACUUM has deleted their data files.
 
-        Does nothing while a sync takes long, or if the table's current snapshot is not the one that dvsync recorded
-        last. Raises SyncError: then nothing has changed, or the next sync finds out that the commit landed.
+        Does nothing while a sync takes long, or if the table's current snapshot is not the recorded one. After an error
+        nothing has changed, or the next sync finds out that the commit landed.
         """
-        context, settings = self._context, self._context.settings.maintenance
+        context = self._context
         table = context.target.find_table()
         if table is None:
             return Expiry()
@@ -85,10 +81,17 @@ class Expirer:
                 return Expiry()
             known_ms = max(table.metadata.last_updated_ms, *(each.last_synced_at_ms or 0 for each in records))
             now_ms = self._trusted_ms(known_ms)
-            retention = _retention(table, settings)
+            retention = _retention(table, context.settings.maintenance)
             ended = ended_tags(table.metadata, now_ms=now_ms)
             found = find_expired(table.metadata, retention, now_ms=now_ms, unreadable=unreadable, ended=ended)
-            expiry = _to_expiry(table, found, unreadable, ended)
+            held = [(ref.snapshot_id, name) for name, ref in sorted(table.metadata.refs.items()) if name not in ended]
+            held += [(each.snapshot_id, NOT_OURS) for each in table.metadata.snapshots if find_marker(each) is None]
+            expiry = Expiry(
+                expired=tuple(snapshot.snapshot_id for snapshot in found),
+                unreadable=tuple(snapshot.snapshot_id for snapshot in found if snapshot.snapshot_id in unreadable),
+                held=tuple((snapshot_id, why) for snapshot_id, why in held if snapshot_id in unreadable),
+                tags=ended,
+            )
             if dry_run or not (found or ended):
                 return expiry
             outcome = unchanged_outcome(record)
@@ -101,8 +104,8 @@ class Expirer:
     def _trusted_ms(self, known_ms: int) -> int:
         """Return the wall-clock time, limited as long as it may be wrong: an expired snapshot cannot be restored.
 
-        A clock that jumps ahead is trusted only after a day. The same holds for a clock that, when the process starts,
-        is more than a day ahead of `known_ms`, the newest time that the table or the state store has recorded.
+        A clock that jumps ahead is trusted only after a day, also one that at the start of the process is more than a
+        day ahead of `known_ms`, the newest time that the table or the state store has recorded.
         """
         now_ms, now_s = self._context.clock.now_ms(), self._context.clock.monotonic_s()
         elapsed_ms = round((now_s - self._steady_since_s) * 1000)
@@ -113,9 +116,7 @@ class Expirer:
         return min(now_ms, elapsed_ms + (since_ms if self._is_steady else min(since_ms, known_ms + DAY_MS)))
 
     def _find_unreadable(self, table: Table) -> set[int]:
-        """Find snapshots that have lost a file, by probing those that the next one removed. Raises ObjectStoreAway if
-        the Delta table itself is missing.
-        """
+        """Find snapshots that have lost a file, by probing those that the next one removed."""
         snapshots = sorted(table.metadata.snapshots, key=lambda snapshot: snapshot.sequence_number or 0)
         let_go: dict[tuple[int, int], Sequence[tuple[str, int]]] = {}
         unreadable: set[int] = set()
@@ -127,8 +128,7 @@ class Expirer:
                 else:
                     removed = sorted(data_files_let_go(table, snapshot, following))
                     let_go[pair] = removed[:: max(1, ceil(len(removed) / PROBES_MAX))]
-            except FileNotFoundError:
-                # The missing file is a manifest or manifest list of one of the two snapshots.
+            except FileNotFoundError:  # a manifest or manifest list of one of the two
                 both = (snapshot, following)
                 unreadable |= {each.snapshot_id for each in both if not self._has_manifests(table, each)}
         self._let_go = let_go
@@ -180,16 +180,4 @@ def _retention(table: Table, settings: MaintenanceSettings) -> Retention:
         age_cap_ms=int_property(properties, RETENTION_MS, round(min(RETENTIONS_S.values()) * 1000)),
         count_min=count_min,
         count_max=settings.snapshots_max,
-    )
-
-
-def _to_expiry(table: Table, found: list[Snapshot], unreadable: Container[int], ended: tuple[str, ...]) -> Expiry:
-    ids = tuple(snapshot.snapshot_id for snapshot in found)
-    held = [(ref.snapshot_id, name) for name, ref in sorted(table.metadata.refs.items()) if name not in ended]
-    held += [(each.snapshot_id, NOT_OURS) for each in table.metadata.snapshots if find_marker(each) is None]
-    return Expiry(
-        expired=ids,
-        unreadable=tuple(snapshot_id for snapshot_id in ids if snapshot_id in unreadable),
-        held=tuple((snapshot_id, why) for snapshot_id, why in held if snapshot_id in unreadable),
-        tags=ended,
     )

@@ -32,36 +32,34 @@ class Maintainer:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
-        self._settings = context.settings.maintenance
-        self._compactor = Compactor(context)
-        self._expirer = Expirer(context)
+        self._compactor, self._expirer = Compactor(context), Expirer(context)
         self._probe_after_s = 0.0
         # The metadata file after whose round only waiting was left. While it is current, there is nothing new to do.
         self._settled: str | None = None
 
     def run(self, stop: Event) -> Round:
         """Run one round of the parts that are turned on, all of them before the first error is raised."""
-        settings, seen, now_s = self._settings, self._metadata_location(), self._context.clock.monotonic_s()
-        is_news = seen != self._settled
+        context, seen = self._context, self._metadata_location()
+        settings, now_s, is_news = context.settings.maintenance, context.clock.monotonic_s(), seen != self._settled
         errors: list[SyncError] = []
         compaction, expiry, cleanup = Compaction(), Expiry(), Cleanup()
         if settings.compact and is_news:
-            with self._kept(errors), tracing.step("compact"):
-                compaction = self.compact(stop)
+            with self._part("compact", errors):
+                compaction = self._compactor.compact(stop)
         if settings.expire and not stop.is_set():
             # Probe after each change, and otherwise only now and then: it costs a request for each file.
             probe = is_news or now_s >= self._probe_after_s
-            with self._kept(errors), tracing.step("expire"):
-                expiry = self.expire(probe=probe)
+            with self._part("expire", errors):
+                expiry = self._expirer.expire(probe=probe)
                 if probe:
                     self._probe_after_s = now_s + PROBE_INTERVAL_S
         if settings.cleanup and not stop.is_set():
-            with self._kept(errors), tracing.step("cleanup"), self._as_sync_errors():
-                if is_news or expiry.expired or has_due_orphans(self._context):
-                    cleanup = self.clean_up(stop)
+            with self._part("cleanup", errors):
+                if is_news or expiry.expired or has_due_orphans(context):
+                    cleanup = clean_up(context, stop)
         elif is_news:
-            with self._kept(errors):
-                forget_history(self._context, self._context.find_record(), orphans=True)
+            with self._part("cleanup", errors):
+                forget_history(context, context.find_record(), orphans=True)
         if errors:
             raise errors[0]
         if not stop.is_set() and self._metadata_location() == seen:
@@ -69,9 +67,9 @@ class Maintainer:
         return Round(compaction, expiry, cleanup)
 
     @contextmanager
-    def _kept(self, errors: list[SyncError]) -> Iterator[None]:
+    def _part(self, name: str, errors: list[SyncError]) -> Iterator[None]:
         try:
-            with self._as_sync_errors():
+            with tracing.step(name), self._as_sync_errors():
                 yield
         except SyncError as error:
             errors.append(error)

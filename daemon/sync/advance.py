@@ -46,17 +46,14 @@ def advance(
 
     They are from the log, or made by a comparison with a Delta state of these totals. Before anything is written, the
     account after them is checked against the totals or the version's checksum file. Raises `StateMismatch` if the state
-    store's live files cannot be Delta's.
-
-    After a failure the Iceberg table is unchanged, or the error is `CommitOutcomeUnknown`. The state store knows the
-    files that were written, as orphans or by an open intent.
+    store's live files cannot be Delta's. After a failure the Iceberg table is unchanged, or the error is
+    `CommitOutcomeUnknown`; the state store knows the files that were written, as orphans or by an open intent.
     """
-    store, record = context.store, shown.record
-    layout, started_ms = layout_of(shown.table), context.clock.now_ms()
+    record, layout, started_ms = shown.record, layout_of(shown.table), context.clock.now_ms()
     before = find_account(shown.table.current_snapshot()) if state_totals is None else None
     before = before or remembered_account(context, record)
     with _placed_errors(context, commits, from_log=state_totals is None), tracing.step("snapshot") as span:
-        live = store.find_live_files(record.id, touched_paths(commits))
+        live = context.store.find_live_files(record.id, touched_paths(commits))
         change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
         _check_in_step(context, shown, commits, live)
         shape = _shape_after(context, shown, change)
@@ -69,24 +66,21 @@ def advance(
         else:
             check_state(state_totals, account)
         shape = shape.with_files(inspection.traits)
-        definition, first, last = shape.definition, change.from_version, change.to_version
+        first, last = change.from_version, change.to_version
         with Transaction(
-            context, record, shown.table, definition, from_version=first, to_version=last, step=context.step
+            context, record, shown.table, shape.definition, from_version=first, to_version=last, step=context.step
         ) as transaction:
             plan = SyncPlan(change, live, shape.table, inspection.metrics)
             completed = write_deletions(context, transaction, record, shape.deletes, plan)
             recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
             outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
             # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
-            makes_snapshot = not completed.is_empty or record.snapshot_id in definition.misread.snapshot_ids
+            makes_snapshot = not completed.is_empty or record.snapshot_id in shape.definition.misread.snapshot_ids
             if makes_snapshot:
-                prepared = transaction.prepare(completed.delta, account)
-                shown = transaction.show(
-                    definition, prepared, outcome, account, from_version=first, operation=change.operation
-                )
+                shown = transaction.show(completed.delta, account, outcome, operation=change.operation)
             else:
                 check_account(account, before)
-                shown = transaction.define(definition, outcome)
+                shown = transaction.define(outcome)
         result = SyncResult(
             outcome=SyncOutcome.ADVANCED,
             from_version=first,
@@ -109,9 +103,7 @@ def advance(
 
 @contextmanager
 def _placed_errors(context: TableContext, commits: Sequence[Commit], *, from_log: bool) -> Iterator[None]:
-    """Name the version in errors. Raises `ResyncNeeded` if a file of a single commit of the log is gone and Delta has
-    newer versions.
-    """
+    """Name the version in errors; a file of a commit of the log that is gone is `ResyncNeeded` if others follow."""
     version = commits[-1].version
     try:
         yield
@@ -133,8 +125,8 @@ def _placed_errors(context: TableContext, commits: Sequence[Commit], *, from_log
 def _check_in_step(context: TableContext, shown: Shown, commits: Sequence[Commit], live: Iterable[str]) -> None:
     """Raise `StateMismatch` if a file is removed that is not `live`, and Iceberg shows files that are not in the store.
 
-    If a removed file is not live, the remove is without effect, as in Delta; unless the state store is wrong. So all
-    data manifests are read, once in a process: each of its commits changes the state store, too.
+    Such a remove is without effect, as in Delta, unless the state store is wrong. So all data manifests are read, once
+    in a process: each of its commits changes the state store, too.
     """
     snapshot, version, present = shown.table.current_snapshot(), commits[-1].version, set(live)
     removes_unknown = False
@@ -158,9 +150,8 @@ def _check_in_step(context: TableContext, shown: Shown, commits: Sequence[Commit
 def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
     """Return the table's shape after `change`. If it may read live files otherwise, these are checked."""
 
-    @cache
+    @cache  # It reads every live file's row.
     def count_staying() -> int:
-        # It reads every live file's row.
         return context.store.count(shown.record.id).live_data_files - len(change.removed)
 
     shape = next_shape(shown.table, context.settings, change, count_staying=count_staying)

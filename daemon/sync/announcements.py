@@ -16,13 +16,11 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 def publish(context: TableContext, shown: Shown, result: SyncResult, started_ms: int) -> None:
-    """Publish the lineage of the committed version."""
+    """Publish the lineage of the committed version to the hooks."""
     record, snapshot, written = shown.record, shown.table.current_snapshot(), None
     if result.snapshots and snapshot and snapshot.summary:
-        rows, size_bytes, files = (
-            int(snapshot.summary.get(key, 0) or 0) for key in ("added-records", "added-files-size", "added-data-files")
-        )
-        written = Written(rows, size_bytes, files)
+        keys = ("added-records", "added-files-size", "added-data-files")
+        written = Written(*(int(snapshot.summary[key] or 0) for key in keys))
     context.publish(
         Run(
             table=record.name,

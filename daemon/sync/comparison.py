@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from functools import partial
 
 import pyarrow as pa
@@ -13,10 +13,9 @@ from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 
 from daemon.delta.actions import Commit, RemoveFile, Totals
-from daemon.delta.features import check_protocol
 from daemon.delta.table_state import TableState
 from daemon.delta.uri import fold_identity
-from daemon.errors import ReplacementNeeded, Unsupported
+from daemon.errors import ReplacementNeeded
 from daemon.iceberg.manifests import first_row_id, has_row_lineage
 from daemon.iceberg.references import live_entries
 from daemon.sync.context import TableContext
@@ -25,8 +24,7 @@ from daemon.translate.definition import row_id_column
 
 # Files that differ are held in memory with their statistics, some kilobytes each; the whole table never is.
 DIFFERENCES_MAX = 100_000
-# What a snapshot's summary says in the place of Delta's operation, if it shows the result of a comparison.
-COMPARED = "compare"
+COMPARED = "compare"  # in a snapshot's summary, in the place of Delta's operation
 
 
 def not_mendable(what: str, *, version: int | None = None, path: str | None = None) -> ReplacementNeeded:
@@ -36,7 +34,7 @@ def not_mendable(what: str, *, version: int | None = None, path: str | None = No
 
 def int64s(values: Iterable[int]) -> pa.Int64Array:
     """Pack values into eight bytes each; a Python list or set needs ten times as much memory."""
-    numbers = array("q", values)
+    numbers = values if isinstance(values, array) else array("q", values)
     return pa.Int64Array.from_buffers(pa.int64(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -46,29 +44,21 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     Example: `a`, `b` and `c` are live. Delta's state has `a`, `b` with the new vector `v`, and `d`. The first commit
     removes `c`; the second removes `b` and adds `b` with `v`, and `d`: the file `b` itself is the same.
 
-    Two hashes of 8 bytes are in memory for a file that does not differ. Raises `Unsupported` if we do not support the
-    state's protocol, `ReplacementNeeded` if more than DIFFERENCES_MAX files differ, or row ids of a file that stays.
+    Two hashes of 8 bytes are in memory for a file that does not differ. Raises `ReplacementNeeded` if more than
+    DIFFERENCES_MAX files differ, or row ids of a file that stays.
     """
-    try:
-        check_protocol(state.protocol)
-    except Unsupported as error:
-        raise error.located(version=state.version) from error.__cause__
     # Another table may have files with the same names and sizes, so none of the old table's files is kept.
     same_table = state.metadata.id == shown.record.delta_table_id
     if same_table and has_row_lineage(shown.table.metadata.format_version) and row_id_column(state.metadata):
         _check_row_ids(shown.table, state)
     live = partial(context.store.read_live_files, shown.record.id)
     in_iceberg = int64s(hash((file.path, file.uri, file.size_bytes, file.dv_unique_id)) for file in live())
-    size_bytes = deleted_rows = 0
-
-    def hashes() -> Iterator[int]:
-        nonlocal size_bytes, deleted_rows
-        for add in state.read_adds():
-            size_bytes += add.size
-            deleted_rows += add.deletion_vector.cardinality if add.deletion_vector else 0
-            yield hash((add.path, add.uri, add.size, add.dv_unique_id if same_table else state.metadata.id))
-
-    in_delta = int64s(hashes())
+    size_bytes, deleted_rows, hashes = 0, 0, array("q")
+    for add in state.read_adds():
+        size_bytes += add.size
+        deleted_rows += add.deletion_vector.cardinality if add.deletion_vector else 0
+        hashes.append(hash((add.path, add.uri, add.size, add.dv_unique_id if same_table else state.metadata.id)))
+    in_delta = int64s(hashes)
     differ_in_iceberg = pc.invert(pc.is_in(in_iceberg, value_set=in_delta))
     differ_in_delta = pc.invert(pc.is_in(in_delta, value_set=in_iceberg))
     differences = pc.sum(differ_in_iceberg).as_py() or 0, pc.sum(differ_in_delta).as_py() or 0
@@ -97,22 +87,20 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
         removes=tuple(gone),
         operation=COMPARED,
     )
-    metadata, protocol = state.metadata, state.protocol
     second = with_fields(
         first,
         adds=adds,
         removes=tuple(staying),
-        metadata=metadata,
-        protocol=protocol,
+        metadata=state.metadata,
+        protocol=state.protocol,
         recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(shown.record.id)),
     )
     return [first, second], Totals(len(in_delta), size_bytes, deleted_rows)
 
 
 def _check_row_ids(table: Table, state: TableState) -> None:
-    """Raise `ReplacementNeeded` if Delta has given other row ids to a file that Iceberg shows.
-
-    Delta does so when it stops tracking row ids and begins again, of which the newest state says nothing.
+    """Raise `ReplacementNeeded` if Delta has given other row ids to a file that Iceberg shows: it does so when it stops
+    tracking them and begins again, of which the newest state says nothing.
 
     Example: `a` has the first row id 0 in Iceberg, and 40 in Delta: the table is rewritten. `b` is only in one.
     """

@@ -62,14 +62,13 @@ class Progress(Protocol):
 
 @dataclass(frozen=True)
 class Writer:
-    """Our name and share for other dvsyncs that write to the same Iceberg table."""
+    """Our name and share for other dvsyncs that write to the same Iceberg table; `signature` is in each commit."""
 
     name: str
     share: Share = ALL
 
     @property
     def signature(self) -> dict[str, str]:
-        """What each of our commits says of us."""
         return {WRITER: self.name, SHARE: str(self.share)}
 
 
@@ -80,8 +79,7 @@ class TableContext:
     Without a `writer`, other dvsyncs are ignored. A thread holds `committing` while it commits to the Iceberg table.
     `in_step` is set once this process has seen that the state store has all files that Iceberg shows.
     `in_work` has the intents on which this process still works without holding `committing`; `end_intents` skips them.
-    `observe_step` receives a step's name and its seconds, `announce` gets the notices of the table,
-    `publish` each commit to the Iceberg table that shows a version.
+    `observe_step` gets a step's name and seconds, `announce` the table's notices, `publish` each commit of a version.
     """
 
     settings: TableSettings
@@ -114,7 +112,7 @@ class TableContext:
 
     @contextmanager
     def hold_committing(self) -> Iterator[bool]:
-        """Hold `committing` until the end of the block; yields False if a sync holds it for too long."""
+        """Hold `committing` in the block; yields False if a sync holds it for too long."""
         is_held = self.committing.acquire(timeout=COMMIT_WAIT_S)
         try:
             yield is_held
@@ -141,12 +139,12 @@ class TableContext:
         table = self.target.find_table()
         if table is not None:
             return table
-        name, record = self.settings.name, self.find_record()
-        what = f"the Iceberg table {self.settings.target} does not exist yet"
+        name, target, record = self.settings.name, self.settings.target, self.find_record()
+        what = f"the Iceberg table {target} does not exist yet"
         hint = f"The first sync makes it: `dvsync sync {name}`, or with --wait beside a daemon."
         if record and record.synced_version is not None:
-            what = f"the Iceberg table {self.settings.target} is gone from its catalog; it showed version "
-            what, hint = f"{what}{record.synced_version}", f"`dvsync resync {name}` creates it again from Delta."
+            what = f"the Iceberg table {target} is gone from its catalog; it showed version {record.synced_version}"
+            hint = f"`dvsync resync {name}` creates it again from Delta."
         elif record and record.error:
             hint = f"`dvsync status {name}` says why, and what to do."
         raise ObjectMissing(what, hint=hint)
@@ -156,6 +154,5 @@ class TableContext:
         return self.store.find_table(self.settings.name, self.settings.source, self.settings.target)
 
     @property
-    def location(self) -> str:
-        """The Delta table's location."""
+    def location(self) -> str:  # of the Delta table
         return self.log.location

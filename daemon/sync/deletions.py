@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from dataclasses import replace
@@ -64,17 +65,15 @@ def find_sharing(
 
 
 def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> SyncPlan:
-    """Begin the transaction, write the delete files of `plan`, and inspect the data files of which rows come back.
-
-    An inspection is right for live rows only: their statistics say nothing of what was deleted when a file came.
+    """Begin the transaction, write the delete files of `plan`, and inspect the data files of which rows come back:
+    their former statistics say nothing of what was deleted when they came.
     """
     transaction.begin({FileKind.DELETE_FILE: [task.output_path for task in plan.tasks]})
     with context.step("translate"):
         try:
             results = transaction.write_delete_files(plan.tasks)
         except (ObjectMissing, CorruptInput):
-            # An older deletion vector may be gone: Delta no longer needs it, and VACUUM removes it. Then all deletions
-            # of its data file are rewritten.
+            # An older deletion vector that VACUUM has removed: all deletions of its data file are rewritten.
             changes = [each for task in plan.tasks for each in task.changes]
             lost = {each.data_file for each in changes if each.before and not _is_readable(context, each.before)}
             if not lost:
@@ -93,8 +92,7 @@ def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> S
 def _is_readable(context: TableContext, descriptor: DeletionVectorDescriptor) -> bool:
     try:
         (positions,) = read_position_sets(context.storage, context.location, [descriptor])
-        for _ in new_positions(positions):
-            pass
+        deque(new_positions(positions), maxlen=0)
     except (ObjectMissing, CorruptInput):
         return False
     return True

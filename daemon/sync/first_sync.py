@@ -28,8 +28,7 @@ from daemon.translate.file_schema import FileTraits
 from daemon.translate.plan import CommitPlan, SyncPlan
 from state import DeletionVectorDescriptor, FileKind, Outcome, TableRecord
 
-# The operation in the summary of a snapshot that replaces the whole table.
-RESYNCED = "resync"
+RESYNCED = "resync"  # the operation in the summary of a snapshot that replaces the whole table
 
 
 def first_sync(
@@ -37,8 +36,8 @@ def first_sync(
 ) -> tuple[Shown, SyncResult]:
     """Show Delta's newest version in one snapshot, which creates the Iceberg table or replaces what `existing` shows.
 
-    Readers see nothing before that one commit. The state store knows the files that a failure leaves behind. Unless a
-    person wanted it, a change of columns may have to be accepted first: then `SchemaChanged` is raised.
+    Readers see nothing before. The state store knows the files that a failure leaves behind. Unless it `is_wanted` by a
+    person, a change of columns may have to be accepted first: then `SchemaChanged` is raised.
 
     Example: Delta's state is the files `a`, `b` and `c`, and `b` has the deletion vector {1, 4}. One manifest gets the
     entries of `a`, `b` and `c`; one delete file gets the positions 1 and 4 of `b`. The account is three files, with two
@@ -46,9 +45,8 @@ def first_sync(
     """
     with context.open_state() as state:
         # The later syncs take this time from the log, and Delta may report another one.
-        timestamp_ms = context.log.commit_time_ms(state.version, state.timestamp_ms)
+        timed = replace(state, timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms))
         with errors_at(version=state.version):
-            timed = replace(state, timestamp_ms=timestamp_ms)
             return show_state(context, record, timed, existing, is_wanted=is_wanted)
 
 
@@ -94,7 +92,8 @@ def show_state(
             deleted_rows=sum(dv.cardinality for dv in dvs.values()),
             size_bytes=delta.written_size_bytes,
         )
-        prepared = transaction.prepare(delta, account)
+        # What was found in the files is part of the definition.
+        transaction.move_to(record, table, shape.definition)
         outcome = Outcome(
             table_id=record.id,
             delta_table_id=state.metadata.id,
@@ -105,23 +104,23 @@ def show_state(
             recent_commits=context.log.identify(state.recent_commits, context.store.find_recent_commits(record.id)),
         )
         live_files = (file for answer in answers for file in answer.live_files(dvs))
-        shown = transaction.show(
-            shape.definition, prepared, outcome, account, live_files=live_files, operation=operation
-        )
+        shown = transaction.show(delta, account, outcome, live_files=live_files, operation=operation)
     if record.proof:
         # It was one of the table as it was before.
         context.store.record_proof(record.id, None)
+    snapshot = shown.table.current_snapshot()
+    assert snapshot and snapshot.summary, "it was just committed"
     result = SyncResult(
         outcome=SyncOutcome.ADVANCED,
         from_version=None,
         to_version=state.version,
-        snapshot_id=prepared.snapshot_id,
+        snapshot_id=transaction.id,
         operation=operation or "first sync",
         snapshots=1,
         data_files_added=sum(manifest.files for manifest in written),
-        data_files_removed=int(prepared.summary.get("deleted-data-files", 0)),
+        data_files_removed=int(snapshot.summary["deleted-data-files"] or 0),
         delete_files_added=len(completed.written),
-        delete_files_removed=int(prepared.summary.get("removed-delete-files", 0)),
+        delete_files_removed=int(snapshot.summary["removed-delete-files"] or 0),
         positions_added=completed.new_positions,
     )
     return shown, result

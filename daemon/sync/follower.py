@@ -39,8 +39,7 @@ from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, unchanged_outco
 from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back
 from daemon.sync.proof import Checksums
 from daemon.sync.rebuild import rebuild
-from daemon.sync.recovery import check_ours, check_owner, end_intents, load_shown
-from daemon.sync.restore import restore_metadata
+from daemon.sync.recovery import check_ours, check_owner, end_intents, load_shown, restore_metadata
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import shape_of
 from daemon.translate.existing_table import check_format_version, check_places, lacks_row_ids
@@ -57,18 +56,17 @@ class Follower:
 
     def __init__(self, context: TableContext) -> None:
         self._context = context
-        # Why the next sync does not read the log's commits.
-        self._compare_reason: str | None = None
+        self._compare_reason: str | None = None  # why the next sync does not read the log's commits
         self._checksums = Checksums(context.log)
         self._news = News(context, self._checksums)
         self._other_writer = OtherWriter(context)
 
     def has_news(self) -> bool:
-        """Return whether a sync has something to do; see `News.are_there`."""
+        """See `News.are_there`."""
         return self._news.are_there()
 
     def find_newest(self, known: int | None) -> int | None:
-        """Find Delta's newest version, beginning at `known`. One request if none is newer. Raises ObjectStoreAway."""
+        """See `DeltaLog.find_newest`."""
         return self._context.log.find_newest(known)
 
     def compare(self, reason: str) -> None:
@@ -77,7 +75,7 @@ class Follower:
         self._news.doubt()
 
     def doubt(self) -> None:
-        """Let `has_news` return True until a sync has begun after this and ended. From any thread."""
+        """See `News.doubt`. From any thread."""
         self._news.doubt()
 
     def sync(
@@ -106,8 +104,7 @@ class Follower:
                     shown, result = self._replace(record, table, "a resync was asked for", is_wanted=True)
                 else:
                     self._other_writer.give_way(record, table)
-                    # The hint of an earlier commit is missing if the process was killed, the store failed or the
-                    # setting is new.
+                    # That of an earlier commit is missing if the process was killed, or the setting is new.
                     context.target.update_hint(table)
                     try:
                         shown = load_shown(context, record, table, is_in_doubt=is_in_doubt, put_back=put_back)
@@ -122,8 +119,8 @@ class Follower:
         return result
 
     def _load(self, record: TableRecord, full: bool) -> tuple[TableRecord, Table | None, bool]:
-        """Load the table, end the intents that a crash left, and check that it is ours. Returns the record after that,
-        the table if it exists, and whether somebody put back older metadata.
+        """Load the table if it exists, end the intents that a crash left, and check that it is ours. Returns also the
+        record after that, and whether somebody put back older metadata.
         """
         context, find = self._context, self._context.target.find_table
         try:
@@ -209,7 +206,7 @@ class Follower:
         definition = shape_of(table, context.settings).definition
         with Transaction(context, shown.record, table, definition, to_version=outcome.to_version) as transaction:
             transaction.begin({})
-            shown = transaction.define(definition, outcome)
+            shown = transaction.define(outcome)
         _log.info(events.TARGET_UPGRADED, format_version=context.settings.format_version)
         return shown
 

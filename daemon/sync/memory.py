@@ -26,21 +26,16 @@ def open_store(settings: Settings, *, reads_only: bool = False) -> Iterator[Stat
     """Open the state store, made or upgraded as needed. Raises ConfigInvalid, StateStoreAway.
 
     With `reads_only`, a SQLite file of another user is enough, and a missing one is not made: the store is empty then.
-    Another share's store is refused: if its daemon held the lease, ours would stand by, and nobody would follow our
-    tables.
+    Another share's is refused: if its daemon held the lease, ours would stand by, and nobody follow our tables.
     """
     file = settings.state.sqlite_file
     url = _find_readable(file) if reads_only and file else None
     try:
-        if url is not None:
-            with closing(StateStore.open(url)) as store:
-                yield store
-            return
-        _make_local_folders(settings)
-        with closing(StateStore.open(settings.state.url)) as store:
-            _check_share(store, settings)
-            if file:
-                _check_copy(store, file, settings.state.place)
+        if url is None:
+            _make_local_folders(settings)
+        with closing(StateStore.open(url or settings.state.url)) as store:
+            if url is None:
+                _check_ours(store, settings)
             yield store
     except StateUnavailable as error:
         raise as_sync_error(error) from error
@@ -57,20 +52,20 @@ def _find_readable(file: Path) -> str | None:
     return f"sqlite:///file:{quote(str(file))}?mode=ro&immutable=1&uri=true"
 
 
-def _check_share(store: StateStore, settings: Settings) -> None:
+def _check_ours(store: StateStore, settings: Settings) -> None:
+    """Raise ConfigInvalid if the database is another share's, or a copy of one that is still there: both would commit
+    to the same tables, and remove each other's files. Else remember its place.
+    """
     number, share = store.claim_share(settings.share.number), settings.share
+    file, place = settings.state.sqlite_file, settings.state.place
     if number != share.number:
         raise ConfigInvalid(
-            f"state.url: the database {settings.state.place} belongs to share {number}, but `share` is {share}",
+            f"state.url: the database {place} belongs to share {number}, but `share` is {share}",
             hint="Each share has a state database of its own. Set DVSYNC_SHARE and DVSYNC_STATE__URL to the share and "
             "the database that belong together.",
         )
-
-
-def _check_copy(store: StateStore, file: Path, place: str) -> None:
-    """Raise ConfigInvalid if `file` is a copy of a database that is still there: both would commit to the same tables,
-    and remove each other's files. Else remember its place.
-    """
+    if file is None:
+        return
     home = store.read_home()
     if home.place == place:
         return
@@ -119,9 +114,8 @@ def find_record(records: Iterable[TableRecord], table: TableSettings) -> TableRe
 
 
 def keep_rows(store: TableStore, tables: Iterable[TableSettings], names: Set[str]) -> None:
-    """Rename the rows of renamed tables, so that these keep their state. Raises StateUnavailable.
-
-    A row is renamed if its source and target are those of a table without a row, and its name is not in use (`names`).
+    """Let renamed tables keep their state: a row is renamed if its source and target are those of a table without a
+    row, and its name is not in use (`names`). Raises StateUnavailable.
     """
     records = store.list_tables()
     known = {record.name for record in records}

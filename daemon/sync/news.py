@@ -21,8 +21,7 @@ from state import TableRecord
 CONTINUITY_INTERVAL_S = 600.0
 # The newest synced commit file is checked this often, to notice that the log was replaced.
 NEWEST_COMMIT_INTERVAL_S = 60.0
-# On a local file system its writer may not have finished it: a file that is copied there may end at a line's end. So
-# each poll checks a commit file that is younger than this.
+# Each poll checks a local commit file that is younger than this: while it is copied, it may end at a line's end.
 UNFINISHED_COMMIT_MAX_S = 60.0
 # The most Delta commits that one sync reads.
 COMMITS_MAX = 100
@@ -36,39 +35,35 @@ class News:
     def __init__(self, context: TableContext, checksums: Checksums) -> None:
         self._context = context
         self._checksums = checksums
-        self._synced_version: int | None = None
-        self._synced_timestamp_ms: int | None = None
-        # A version that `are_there` found, so that the next sync need not check it again.
-        self._seen_version: int | None = None
+        self._synced: TableRecord | None = None
+        self._seen_version: int | None = None  # that `are_there` found: the next sync need not check it again
         self._in_doubt, self._doubted = True, False
         self._continuity_due_s = self._newest_commit_due_s = 0.0
 
     def are_there(self) -> bool:
-        """Return whether a sync has something to do. One or two requests; no Spark, and no listing of an intact log.
-
-        Raises ObjectMissing if the log of a synced table is gone.
-        """
+        """Return whether a sync has something to do. One or two requests; no Spark, and no listing of an intact log."""
         log, now_s = self._context.log, self._context.clock.monotonic_s()
         if self._in_doubt:
             return True
-        if self._synced_version is None:
+        version = self._synced.synced_version if self._synced else None
+        if version is None:
             return log.is_there()
         if now_s >= self._continuity_due_s:
             return True
-        if log.has_next(self._synced_version + 1):
-            self._seen_version = self._synced_version + 1
+        if log.has_next(version + 1):
+            self._seen_version = version + 1
             return True
         if now_s >= self._newest_commit_due_s:
             # The log may be damaged: a later commit exists although the next one is missing. Found without a listing.
-            if not log.is_untouched(self._synced_version) or log.has_version(self._synced_version + 2):
+            if not log.is_untouched(version) or log.has_version(version + 2):
                 with suppress(ResyncNeeded):
-                    log.check_continuity(self._synced_version)
+                    log.check_continuity(version)
                 return True
             self._newest_commit_due_s = now_s + self._until_next_check_s()
         return False
 
     def _until_next_check_s(self) -> float:
-        clock, synced_ms = self._context.clock, self._synced_timestamp_ms
+        clock, synced_ms = self._context.clock, self._synced.source_timestamp_ms if self._synced else None
         is_young = synced_ms is not None and clock.now_ms() - synced_ms < UNFINISHED_COMMIT_MAX_S * 1000
         return 0.0 if is_young and is_local(self._context.location) else NEWEST_COMMIT_INTERVAL_S
 
@@ -86,14 +81,12 @@ class News:
         """The sync ended without an error; `record` is what is shown now."""
         # Somebody may have had doubts while it ran.
         self._in_doubt = self._doubted
-        self._synced_version = record.synced_version if record else None
-        self._synced_timestamp_ms = record.source_timestamp_ms if record else None
+        self._synced = record
         self._newest_commit_due_s = self._context.clock.monotonic_s() + self._until_next_check_s()
 
     def check_continuity(self, shown: Shown) -> bool:
-        """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced.
-
-        Lists the log if there is none, and every CONTINUITY_INTERVAL_S also if there is always one.
+        """Return whether there is a next version. Raises `ResyncNeeded` if the log was replaced: it is listed if there
+        is none, and every CONTINUITY_INTERVAL_S also if there is always one.
         """
         log, store, record = self._context.log, self._context.store, shown.record
         version, timestamp_ms = record.synced_version, record.source_timestamp_ms
@@ -119,8 +112,8 @@ class News:
     def read(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[tuple[list[Commit], bool]]:
         """Yield groups of Delta's new commits, each with whether another commit follows. At least one commit exists.
 
-        Each group becomes one snapshot. Each version is asked for once. While `others_wait`, only one group is read:
-        the table's turn comes again. A version that gets a tag ends its group.
+        Each group becomes one snapshot. While `others_wait`, only one group is read: the table's turn comes again. A
+        version that gets a tag ends its group.
 
         Example: version 4 is shown, and the log ends at 7. Normally the groups are [5], [6] and [7]. If the table is
         far behind, or `others_wait`, there is one group: [5, 6, 7]. If then 7 cannot be read, the group is [5, 6], and

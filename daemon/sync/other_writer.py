@@ -23,12 +23,10 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class OtherWriter:
-    """What is known of another dvsync that commits to the table of `context`."""
+    """What is known of another dvsync that commits to the table of `context`, which we follow since `_since_ms`."""
 
     def __init__(self, context: TableContext) -> None:
-        self._context = context
-        # When this process began to follow the table.
-        self._since_ms = context.clock.now_ms()
+        self._context, self._since_ms = context, context.clock.now_ms()
         # The other dvsync's table is up to date to this version: the commits after its marker change nothing.
         self._version = -1
         # The table id in the other dvsync's marker, after a check that it is our source.
@@ -38,10 +36,9 @@ class OtherWriter:
         """Raise `TargetChanged` if the table shows another source, `TargetHeld` while another dvsync keeps it in step.
 
         If Delta has new versions for a whole lease and the other dvsync shows none, it is presumed dead. If it comes
-        back, its commit fails, because the commit needs the snapshot that it knew. Then it gives way itself.
-
-        A dvsync that served another share, and last committed before we began, has left the table to us. Of two that
-        still run, the one that began later takes over, and the other one gives way.
+        back, its commit fails, because the commit needs the snapshot that it knew. Then it gives way itself. One that
+        served another share, and last committed before we began, has left the table to us. Of two that still run, the
+        one that began later takes over.
         """
         writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
         if marker is None or current == record.snapshot_id:

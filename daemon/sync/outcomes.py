@@ -81,7 +81,7 @@ class Shown:
 
 
 def remembered_account(context: TableContext, record: TableRecord) -> Account:
-    """Add up the account of the live files in the state store. Reads every live file's row."""
+    """Add up the account in the state store. Reads every live file's row."""
     counts = context.store.count(record.id)
     physical_rows = counts.live_rows + counts.deleted_positions
     return Account(counts.live_data_files, physical_rows, counts.deleted_positions, counts.live_bytes)

@@ -51,8 +51,8 @@ def check_delta_not_older(context: TableContext, record: TableRecord, newest: Ta
 
 
 def is_put_back(context: TableContext, record: TableRecord, table: Table | None) -> bool:
-    """Return whether somebody dropped the table, or put it back to older metadata than that of the last sync. Raises
-    `CatalogAway` before that has lasted: a catalog behind a cache, or of several servers, may say so for seconds.
+    """Return whether somebody dropped the table or put back older metadata. Raises `CatalogAway` before that has
+    lasted: a catalog behind a cache, or of several servers, may say so for seconds.
     """
     if not _is_older(context, record, table):
         forget_seen(context, record, OLDER_ICEBERG)
@@ -78,10 +78,9 @@ def is_put_back(context: TableContext, record: TableRecord, table: Table | None)
 
 
 def _is_older(context: TableContext, record: TableRecord, table: Table | None) -> bool:
-    """Return whether `table` is as it was before the recorded metadata file, which it does not know.
-
-    So is no table, except in another catalog. Whoever rolls a table back makes metadata that is newer. Reads the
-    recorded file if `table` does not know it: if that cannot be read, no cache is to blame, and `load_shown` decides.
+    """Return whether `table` is as it was before the recorded metadata file, which it does not know and which is read:
+    if that is impossible, no cache is to blame, and `load_shown` decides. So is no table, except in another catalog.
+    Whoever rolls a table back makes metadata that is newer.
     """
     location = record.metadata_location
     if table is None:

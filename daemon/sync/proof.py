@@ -10,11 +10,10 @@ from daemon.errors import AccountMismatch, StateMismatch
 from daemon.iceberg.account import HINT_MISMATCH, Account
 from daemon.observe import log as events
 
-_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-
 # After so many different faults in checksum files in a row, the files of this log are no longer read.
 FAULTS_MAX = 3
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 
 
 class Checksums:
@@ -33,10 +32,7 @@ class Checksums:
 
     def check(self, version: int, account: Account) -> None:
         """Raise `StateMismatch` if the checksum file of `version` differs from `account`. One request, or none after
-        `fetch`.
-
-        A file that is missing (yet) or cannot be decoded is ignored. So is a fault that `learn` has found already.
-        After more than FAULTS_MAX new faults in a row, the files of this log are no longer read.
+        `fetch`. A file that is missing (yet) or cannot be decoded is ignored, and a fault that `learn` has found.
         """
         fetched, self._fetched = self._fetched, None
         if self._faults > FAULTS_MAX:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from hashlib import blake2b
 
 import pyarrow.compute as pc
@@ -30,10 +30,9 @@ from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, Outcome
 
 @tracing.step("rebuild")
 def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> Shown:
-    """Rebuild the state store from Iceberg's manifests and Delta's state at the version that they show.
-
-    If the two differ, the record gets `must_compare`. If a file's deletions differ, its deletion vector is recorded as
-    unknown. The comparison then rewrites its deletions, so that none is lost or applied twice.
+    """If Iceberg's manifests and Delta's state at their version differ, the record gets `must_compare`. If a file's
+    deletions differ, its deletion vector is recorded as unknown. The comparison then rewrites its deletions, so that
+    none is lost or applied twice.
 
     Example: Iceberg shows `a`, `b` and `c`, with two deleted rows in `a` and one in `b`. In Delta the vector of `a` has
     two rows, and that of `b` has three. `a` gets Delta's vector, `b` an unknown one, `c` none; states must be compared.
@@ -47,22 +46,20 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     positions: Counter[str] = Counter()
     for _, served in delete_files:
         positions.update(served)
-    shown = _count_files(table, current, positions)
-    delta = _find_delta_state(context, marker)
-    dvs, uris = delta[:2] if delta else ({}, {})
+    shown = _hash_files(table, current, positions)
+    dvs, uris, in_delta = _find_delta_state(context, marker) or ({}, {}, None)
     unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
     dvs |= dict.fromkeys(unknown, UNKNOWN_DV)
-    known = not unknown and delta is not None and delta[2] == shown
-    described = Outcome(
+    outcome = Outcome(
         table_id=record.id,
         delta_table_id=marker.delta_table_id,
         from_version=None,
         to_version=marker.version,
         source_timestamp_ms=marker.timestamp_ms,
         snapshot_id=current.snapshot_id,
-        must_compare=not known,
+        must_compare=bool(unknown) or in_delta != shown,
     )
-    outcome = shown_in(described, table)
+    outcome = shown_in(outcome, table)
     live = (
         live_file(entry.data_file, manifest_path, dvs.get(path), uris.get(path))
         for entry, manifest_path in live_entries(table, current, ManifestContent.DATA)
@@ -105,30 +102,20 @@ def _read_delete_files(
         yield record, served
 
 
-@dataclass
-class _FileSet:
-    """The number of files, and the sum of hashes of their paths and sizes. The order of the files does not matter."""
-
-    files: int = 0
-    hashes: int = 0
-
-    def add(self, path: str, size_bytes: int) -> None:
-        self.files += 1
-        self.hashes += int.from_bytes(blake2b(f"{size_bytes} {path}".encode(), digest_size=16).digest())
+def _hash_file(path: str, size_bytes: int) -> int:
+    """The sum of these shows whether two tables have the same files, in whatever order."""
+    return int.from_bytes(blake2b(f"{size_bytes} {path}".encode(), digest_size=16).digest())
 
 
-def _count_files(table: Table, snapshot: Snapshot, with_deletions: Collection[str]) -> _FileSet:
-    """Count the data files of a snapshot. Raises `ReplacementNeeded` as `rebuild` does."""
-    shown, not_shown = _FileSet(), set(with_deletions)
-
-    def hashes() -> Iterator[int]:
-        for entry, _ in live_entries(table, snapshot, ManifestContent.DATA):
-            data_file = entry.data_file
-            shown.add(data_file.file_path, data_file.file_size_in_bytes)
-            not_shown.discard(data_file.file_path)
-            yield hash(data_file.file_path)
-
-    if pc.count_distinct(int64s(hashes())).as_py() < shown.files:
+def _hash_files(table: Table, snapshot: Snapshot, with_deletions: Collection[str]) -> int:
+    """Return the sum for the data files of a snapshot. Raises `ReplacementNeeded` as `rebuild` does."""
+    shown, not_shown, paths = 0, set(with_deletions), array("q")
+    for entry, _ in live_entries(table, snapshot, ManifestContent.DATA):
+        path = entry.data_file.file_path
+        shown += _hash_file(path, entry.data_file.file_size_in_bytes)
+        not_shown.discard(path)
+        paths.append(hash(path))
+    if pc.count_distinct(int64s(paths)).as_py() < len(paths):
         raise not_mendable("the Iceberg table shows a file twice, or more often", path=table.metadata_location)
     for path in not_shown:
         raise not_mendable("a delete file of the Iceberg table deletes rows of a file that it does not show", path=path)
@@ -137,14 +124,14 @@ def _count_files(table: Table, snapshot: Snapshot, with_deletions: Collection[st
 
 def _find_delta_state(
     context: TableContext, marker: Marker
-) -> tuple[dict[str, DeletionVectorDescriptor], dict[str, str], _FileSet] | None:
-    """Read the deletion vectors, URIs and files of the version that Iceberg shows; None if Delta no longer has it."""
+) -> tuple[dict[str, DeletionVectorDescriptor], dict[str, str], int] | None:
+    """Read the deletion vectors, URIs and sum of the version that Iceberg shows; None if Delta no longer has it."""
     # Errors such as an unavailable store do not show that the version is gone, so they are raised.
     with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_state(marker.version) as state:
         if state.metadata.id == marker.delta_table_id:
-            dvs, uris, files = {}, {}, _FileSet()
+            dvs, uris, files = {}, {}, 0
             for add in state.read_adds():
-                files.add(add.path, add.size)
+                files += _hash_file(add.path, add.size)
                 if add.deletion_vector:
                     dvs[add.path] = add.deletion_vector
                 if add.uri is not None:

@@ -1,4 +1,4 @@
-"""Brings the state store back in step with the Iceberg table, which decides what was committed."""
+"""Brings the state store back in step with the Iceberg table, which decides what was committed; repairs that table."""
 
 from __future__ import annotations
 
@@ -6,20 +6,33 @@ from contextlib import suppress
 from datetime import UTC, datetime
 
 import structlog
+from pyiceberg.exceptions import ValidationError
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import ancestors_of
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
-from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, TargetChanged, TargetUnreadable, Unsupported
+from daemon.errors import (
+    CorruptInput,
+    ObjectMissing,
+    ObjectStoreAway,
+    SyncError,
+    TargetChanged,
+    TargetUnreadable,
+    Unsupported,
+)
 from daemon.iceberg.account import find_account
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
+from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
 from daemon.iceberg.references import metadata_files
+from daemon.iceberg.version_hint import SUFFIX
 from daemon.observe import log as events
+from daemon.store.durable import force_to_disk, is_local, local_path
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, remembered_account, shown_in, unchanged_outcome
 from daemon.sync.rebuild import rebuild
 from daemon.translate.existing_table import check_shape
-from state import OrphanReason, TableRecord, with_outcome
+from state import FileKind, FileStatus, OrphanReason, TableRecord, with_outcome
 
 # The summary keys in which engines write their names.
 WHO = ("engine-name", "engine-version", "app-id", "spark.app.id", "flink.job-id", "trino_query_id")
@@ -46,6 +59,51 @@ def end_intents(context: TableContext, record: TableRecord, table: Table | None)
             record = with_outcome(record, done)
         # If a first sync landed without being recorded, `rebuild` ends its intent later.
     return record
+
+
+def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncError) -> Table | None:
+    """Repair a table whose current metadata file is damaged or gone, for example after a power cut: copy the newest
+    readable one of dvsync's to the path in `damaged`, which the catalog names, and return the table.
+
+    Returns None if there is none: the table was dropped from the catalog then, and a first sync makes it again. Raises
+    TargetUnreadable if the readable metadata is somebody else's, if the state store does not know the table as
+    dvsync's, or if the whole volume may be away.
+    """
+    assert damaged.path is not None, "the catalog names a metadata file"
+    written = context.store.list_written(record.id, (FileStatus.LIVE,))
+    known = {file.path for file in written if file.kind is FileKind.METADATA}
+    found = context.storage.list_from(damaged.path.rpartition("/")[0], after="")
+    others = [file for file in found if file.path.endswith(SUFFIX) and file.path != damaged.path]
+    has_others = False
+    # First those that the state store knows, the newest first.
+    for file in sorted(others, key=lambda file: (file.path in known, file.modified_ms), reverse=True):
+        data = context.storage.read(file.path)
+        metadata: TableMetadata | None = None
+        with suppress(ValidationError, ValueError):
+            metadata = TableMetadataUtil.parse_raw(data.decode())
+        is_other = metadata and record.table_uuid not in (None, str(metadata.table_uuid))
+        if metadata and not is_other and find_marker(metadata.current_snapshot()):
+            break
+        has_others = has_others or metadata is not None
+    else:
+        # An object store has no folders around the Iceberg table's own.
+        is_volume_there = not is_local(damaged.path) or local_path(damaged.path).parents[2].is_dir()
+        if has_others or record.metadata_location is None or not is_volume_there:
+            raise TargetUnreadable(
+                f"no metadata file of dvsync's can be read for the Iceberg table: {damaged.message}",
+                path=damaged.path,
+                hint=f"Mount the volume or restore the file, then `dvsync resume {record.name}`. Or drop "
+                f"{record.target} from the catalog, then `dvsync resync {record.name}`, which creates the table again "
+                "from Delta, without its tags and history.",
+            ) from damaged
+        context.target.drop()
+        _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; no other metadata file can be read")
+        return None
+    with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as output:
+        output.write(data)
+    force_to_disk([damaged.path])
+    _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; it was replaced by a copy of {file.path}")
+    return context.target.find_table()
 
 
 def check_ours(context: TableContext, record: TableRecord, table: Table) -> None:
@@ -83,8 +141,8 @@ def check_owner(context: TableContext, record: TableRecord, table: Table) -> Non
 def check_source(context: TableContext, table: Table, marker: Marker) -> None:
     """Raise `TargetChanged` if `marker`, from a snapshot that is not ours, names a Delta table that is not our source.
 
-    If a later commit replaced the source's table id, the id at the marker's version counts. First compares the id in
-    the log's version 0, which takes one request. Reads Delta's state only if that id differs.
+    If a later commit replaced the source's table id, the id at the marker's version counts. The id in the log's version
+    0 comes first: it takes one request.
     """
     theirs, log = marker.delta_table_id, context.log
     if log.find_first_table_id() == theirs:
@@ -111,10 +169,9 @@ def check_source(context: TableContext, table: Table, marker: Marker) -> None:
 def leave_other_table(
     context: TableContext, record: TableRecord, table: Table, *, is_wanted: bool = False
 ) -> TableRecord:
-    """Keep the files of another Iceberg table, perhaps in another catalog, that the record is of. Returns the new row.
-
-    They stay, since that table may be in use. Reads its metadata file, if the recorded snapshot is not in `table`. If
-    the store of that file does not answer, raises ObjectStoreAway; a resync that is wanted goes on without it.
+    """If the record is of another Iceberg table, by its metadata file, keep the files of that table, which may be in
+    use. Returns the new row. Raises ObjectStoreAway if the store of that file does not answer; a resync that is wanted
+    goes on without it.
     """
     location = record.metadata_location
     if record.snapshot_id is None or location is None or table.snapshot_by_id(record.snapshot_id):
@@ -139,9 +196,8 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     """Return the table with its row of the state store, which is rebuilt if the two differ.
 
     With `is_in_doubt`, the account of the state store is checked too. If older metadata was `put_back`, the same
-    snapshot may have an older schema. If the returned record has `must_compare`, the caller must compare it with
-    Delta's state. Raises `TargetChanged` if someone else made the current snapshot, rolled the table back to an older
-    one of ours or changed the table's shape, and `ReplacementNeeded` as `rebuild` does.
+    snapshot may have an older schema. Raises `TargetChanged` if someone else made the current snapshot, rolled the
+    table back to an older one of ours or changed its shape, and `ReplacementNeeded` as `rebuild` does.
     """
     current = table.current_snapshot()
     marker = shown_by(table)
@@ -160,7 +216,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
             return Shown(record, table)
     else:
         record = leave_other_table(context, record, table)
-        if _is_rolled_back(record, table, marker):
+        if _is_rolled_back(record, table, current, marker):
             was = f"snapshot {record.snapshot_id} (Delta version {record.synced_version})"
             now = f"{current.snapshot_id} (Delta version {marker.version})"
             raise _target_changed(context, table, f"it was rolled back from {was} to {now}")
@@ -177,13 +233,12 @@ def _adds_up(context: TableContext, record: TableRecord, table: Table) -> bool:
     return False
 
 
-def _is_rolled_back(record: TableRecord, table: Table, marker: Marker) -> bool:
+def _is_rolled_back(record: TableRecord, table: Table, current: Snapshot, marker: Marker) -> bool:
     """Return whether the table is older than the record. After a crash before recording it is newer instead."""
     if record.snapshot_id is None:
         return False  # The record was reset or is incomplete: it is rebuilt.
     recorded = table.snapshot_by_id(record.snapshot_id)
-    current = table.current_snapshot()
-    if recorded is not None and current is not None:
+    if recorded is not None:
         return (current.sequence_number or 0) < (recorded.sequence_number or 0)
     same_table = record.delta_table_id == marker.delta_table_id
     return same_table and record.synced_version is not None and marker.version < record.synced_version

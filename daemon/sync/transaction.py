@@ -29,8 +29,8 @@ from daemon.errors import PipelineAway, SyncError
 from daemon.iceberg.account import Account, account_of, check_account
 from daemon.iceberg.marker import DEFINED_ON
 from daemon.iceberg.puffin import SUFFIX
-from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, TableView, prepare_snapshot
-from daemon.iceberg.tags import Tag, tag_name
+from daemon.iceberg.retention import Tag
+from daemon.iceberg.row_delta import RowDelta, TableView, prepare_snapshot
 from daemon.iceberg.target import Definition, view_of
 from daemon.observe import tracing
 from daemon.store.storage import FileIOStorage
@@ -43,8 +43,8 @@ from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome,
 class Transaction:
     """One change of the table of `record`. Used as a `with` block: an error abandons the change.
 
-    `definition` is the table's new definition, needed to write files. `step` times or traces a step by its name. `id`
-    is the intent's and the snapshot's id. Call `begin` first, and one of `show`, `define` and `expire` last.
+    Its table gets `definition`, or keeps its own. `step` times or traces a step by its name. `id` is the intent's and
+    the snapshot's id. Call `begin` first, and one of `show`, `define` and `expire` last.
     """
 
     def __init__(
@@ -61,8 +61,9 @@ class Transaction:
         self._context = context
         self._step = step
         self._is_open = False
+        self.id = uuid4().int >> 65  # positive, 63 bits. Iceberg spec, "Snapshots"
         self._intent = Intent(
-            id=uuid4().int >> 65,  # positive, 63 bits. Iceberg spec, "Snapshots"
+            id=self.id,
             table_id=record.id,
             from_version=from_version,
             to_version=to_version,
@@ -70,19 +71,10 @@ class Transaction:
         )
         self.move_to(record, table, definition)
 
-    @property
-    def id(self) -> int:
-        return self._intent.id
-
     def move_to(self, record: TableRecord, table: Table, definition: Definition | None) -> None:
         """Apply the change to `table` as it is now: others may have committed since the files were named."""
-        self._record, self._table = record, table
-        self._view_to_be = view_of(table, definition) if definition else None
-
-    @property
-    def _view(self) -> TableView:
-        assert self._view_to_be is not None, "writing files needs a definition"
-        return self._view_to_be
+        own = Definition(table.schema(), table.spec(), format_version=table.metadata.format_version)
+        self._record, self._table, self._definition = record, table, definition or own
 
     def __enter__(self) -> Self:
         return self
@@ -98,21 +90,23 @@ class Transaction:
         self._is_open = True
 
     @property
-    def target_properties(self) -> dict[str, str]:
-        """The properties of the Iceberg table's FileIO."""
+    def target_properties(self) -> dict[str, str]:  # of the Iceberg table's FileIO
         return self._context.target_properties(self._table)
 
     def delete_file_names(self, suffix: str) -> Iterator[str]:
         """Yield paths for delete files. They are unique and sortable, and depend only on the id."""
-        folder = self._context.settings.delete_files_location
+        folder, locations = self._context.settings.delete_files_location, self._view().locations
         for number in count():
             name = f"{self.id}-{number:06d}-deletes{suffix}"
-            yield f"{folder}/{name}" if folder else self._view.locations.new_data_location(name)
+            yield f"{folder}/{name}" if folder else locations.new_data_location(name)
 
     def name_manifests(self, count: int) -> tuple[str, ...]:
         """Name `count` manifests that Spark's tasks write."""
-        names = (f"{uuid4()}-{self.id}-m{number}.avro" for number in range(count))
-        return tuple(self._view.locations.new_metadata_location(name) for name in names)
+        name = self._view().locations.new_metadata_location
+        return tuple(name(f"{uuid4()}-{self.id}-m{number}.avro") for number in range(count))
+
+    def _view(self) -> TableView:
+        return view_of(self._table, self._definition)
 
     def announce(self, paths: Sequence[str]) -> None:
         """Record the names of files before these exist."""
@@ -132,49 +126,44 @@ class Transaction:
             target_properties=self.target_properties,
         )
 
-    def prepare(self, delta: RowDelta, account: Account) -> PreparedSnapshot:
-        """Write the manifests. Raises AccountMismatch if their totals differ from `account`."""
-        with self._step("prepare"):
-            prepared = prepare_snapshot(self._view, delta, self.announce)
-        check_account(account, account_of(prepared.manifests, account.size_bytes))
-        return prepared
-
     def show(
         self,
-        definition: Definition,
-        prepared: PreparedSnapshot,
-        outcome: Outcome,
+        delta: RowDelta,
         account: Account,
+        outcome: Outcome,
         *,
         live_files: Iterable[LiveFile] | None = None,
-        from_version: int | None = None,
         operation: str | None = None,
     ) -> Shown:
-        """Commit the prepared snapshot and record `outcome`. The summary has the last two arguments and the account.
+        """Write the manifests of `delta`, commit the snapshot, with the account and `operation` in its summary, and
+        record `outcome`. Raises AccountMismatch, before the commit, if the manifests' totals differ from `account`.
 
         The outcome of a whole table, which comes with its `live_files`, is too large to be stored first: if the commit
         lands without being recorded, the state store is rebuilt from the table.
         """
-        store, settings = self._context.store, self._context.settings
+        context, settings = self._context, self._context.settings
+        with self._step("prepare"):
+            prepared = prepare_snapshot(self._view(), delta, self.announce)
+        check_account(account, account_of(prepared.manifests, account.size_bytes))
         outcome, version = placed(outcome, prepared), outcome.to_version
         if live_files is None:
-            store.record_prepared(self.id, outcome)
+            context.store.record_prepared(self.id, outcome)
         # From here on only the Iceberg table shows whether the intent landed.
         self._is_open = False
-        marker = marker_of(outcome).to_summary(from_version=from_version, operation=operation)
-        summary = {**marker, **account.to_summary()}
+        marker = marker_of(outcome).to_summary(from_version=self._intent.from_version, operation=operation)
         age_max_ms = round(settings.tag_retention_s * 1000)
-        tag = Tag(tag_name(version), age_max_ms) if settings.is_tagged(version) else None
+        tag = Tag(f"delta-v{version}", age_max_ms) if settings.is_tagged(version) else None
         with self._step("commit"):
-            table = self._context.target.commit(self._table, definition, prepared, summary, self.announce, tag=tag)
+            summary = marker | account.to_summary()
+            table = context.target.commit(self._table, self._definition, prepared, summary, self.announce, tag=tag)
         return self._recorded(outcome, table, live_files)
 
-    def define(self, definition: Definition, outcome: Outcome) -> Shown:
-        """Change the table to `definition` and record `outcome`, without a snapshot."""
+    def define(self, outcome: Outcome) -> Shown:
+        """Change the table to its new definition and record `outcome`, without a snapshot."""
         self._is_open = False
-        shown_id = self._table.metadata.current_snapshot_id
-        stamp = {**marker_of(outcome).to_summary(), DEFINED_ON: str(shown_id)}
-        return self._recorded(outcome, self._context.target.define(self._table, definition, self.announce, stamp))
+        stamp = {**marker_of(outcome).to_summary(), DEFINED_ON: str(self._table.metadata.current_snapshot_id)}
+        table = self._context.target.define(self._table, self._definition, self.announce, stamp)
+        return self._recorded(outcome, table)
 
     def expire(self, snapshot_ids: Sequence[int], tags: Sequence[str], outcome: Outcome) -> Shown:
         """Remove old snapshots and tags from the table's metadata."""

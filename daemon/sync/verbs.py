@@ -41,7 +41,7 @@ def make_pause(by: str, now_ms: int, *, for_s: float | None, reason: str | None)
 
 
 def pause(store: TableStore, table: TableSettings, wanted: Pause) -> None:
-    """Pause a table; one that is paused keeps its start. Raises ConfigInvalid, StateUnavailable."""
+    """Pause a table; one that is paused keeps its start. As `want_resync`, raises ConfigInvalid, StateUnavailable."""
     record = _known_or_new(store, table)
     before = record.pause_at(wanted.since_ms)
     store.record_pause(record.id, replace(wanted, since_ms=before.since_ms) if before else wanted)
@@ -58,9 +58,7 @@ def resume(store: TableStore, table: TableSettings) -> bool:
 
 
 def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
-    """Make the next sync rewrite the table from Delta's state, even if it is parked, but not before a pause ends.
-    Returns what happens next. Raises ConfigInvalid, StateUnavailable.
-    """
+    """Make the next sync rewrite the table from Delta's state, even if it is parked. Returns what happens next."""
     record = _known_or_new(store, table)
     store.record_resync_wanted(record.id, True)
     store.record_failure(record.id, None)

@@ -18,9 +18,8 @@ from daemon.delta.replay import TableChange
 from daemon.errors import ReplacementNeeded, SchemaChanged, Unsupported
 from daemon.iceberg.manifests import has_row_lineage
 from daemon.iceberg.marker import find_marker, shown_by
-from daemon.iceberg.retention import RETENTION_MS
+from daemon.iceberg.retention import RETENTION_MS, own_tags
 from daemon.iceberg.schema_changes import Layout, describe_changes
-from daemon.iceberg.tags import own_tags
 from daemon.iceberg.target import Definition, Misread
 from daemon.translate.delete_planner import DeletePlanner, DeletionVectors, PositionDeletes
 from daemon.translate.existing_table import (

@@ -41,20 +41,16 @@ def stage_table(
 
 Announce = Callable[[Sequence[str]], None]
 
-
 # Of the commit in progress: who gets the paths of metadata files before they are written, and the files that this
 # process wrote for the commit, and that are not forced to the disk yet.
 _commit: ContextVar[tuple[Announce, Sequence[str]]] = ContextVar("commit", default=(lambda _: None, ()))
-
 # So many former metadata files of a table leave an object store together.
 REMOVED_TOGETHER = 20
 
 
 def writes_metadata_files(catalog: Catalog) -> bool:
-    """Return whether the client of `catalog` names and writes metadata files.
-
-    The server of a REST catalog writes its own. We never remove those: only the server knows which it still needs, for
-    example for a branch or tag of the whole catalog.
+    """Return whether the client of `catalog` writes metadata files. The server of a REST catalog writes its own, and
+    only the server knows which it still needs, for example for a branch of the whole catalog: we never remove those.
     """
     return isinstance(catalog, MetastoreCatalog)
 
@@ -63,8 +59,8 @@ def manage_metadata_files(catalog: Catalog) -> None:
     """Make `commit_updates` announce the paths of metadata files before `catalog` writes them.
 
     The files are also forced to the disk before the catalog refers to them, and former ones leave an object store in
-    groups. Does nothing for a REST catalog. Patches the catalog; no upstream issue is known: it would take the new
-    file's name, and the removal of former ones, as arguments.
+    groups. Patches the catalog, except one of REST; no upstream issue is known: it would take the new file's name, and
+    the removal of former ones, as arguments.
     """
     if not isinstance(catalog, MetastoreCatalog):
         return
@@ -83,8 +79,7 @@ def manage_metadata_files(catalog: Catalog) -> None:
     waiting: dict[UUID, list[str]] = defaultdict(list)
 
     def delete_old_metadata(io: FileIO, base: TableMetadata, metadata: TableMetadata) -> None:
-        # In the place of a FileIO: collects the files that PyIceberg removes. If the process ends before they are
-        # removed, cleanup removes them: nothing references them any more.
+        # In the place of a FileIO: collects the files that PyIceberg removes. If the process ends before, cleanup does.
         locations = waiting[metadata.table_uuid]
         type(catalog)._delete_old_metadata(SimpleNamespace(delete=locations.append), base, metadata)  # type: ignore[arg-type]
         if len(locations) < REMOVED_TOGETHER and not is_local(metadata.location):
@@ -135,8 +130,8 @@ def commit_updates(
         force_to_disk(written)
     in_work = _commit.set((announce, written))
     try:
-        # Transactions have their own snapshot producers and retries, which we cannot use. This is the function below
-        # them; it also applies `write.metadata.delete-after-commit.enabled`.
+        # Transactions have their own snapshot producers and retries. This is the function below them; it also applies
+        # `write.metadata.delete-after-commit.enabled`.
         table._do_commit(updates=updates, requirements=requirements)
         if writes_metadata_files(table.catalog):
             metadata_cache.add_metadata(table.metadata_location, table.metadata)

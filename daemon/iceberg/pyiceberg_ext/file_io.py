@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 MANIFEST_SUFFIX = ".avro"
 WRITTEN_BYTES_MAX = 16 << 20
 WRITTEN_FILE_BYTES_MAX = 1 << 20
-
-
 # The newest manifests and manifest lists that this process wrote to S3, by location: the next commit reads them. Their
 # names are unique, so what was written once stays true.
 written_manifests: Recent[bytes] = Recent(WRITTEN_BYTES_MAX, len)
@@ -85,8 +83,6 @@ class _LocalFile(InputFile):
 
 
 class _S3File(InputFile, OutputFile):
-    """One file on S3, as PyIceberg knows files."""
-
     def __init__(self, location: str, remote: S3Object) -> None:
         super().__init__(location=location)
         self._remote = remote

@@ -100,8 +100,6 @@ class BlockAvroOutput(AvroOutputFile[D]):
 
 
 class _BlockEncoder(BinaryEncoder):
-    """Encodes into memory."""
-
     def __init__(self) -> None:
         self.content = bytearray()
 
@@ -116,8 +114,7 @@ class _BlockEncoder(BinaryEncoder):
         self.content.append(rest)
 
 
-# In memory, records have the fields of format version 3, which has the most; this parameter selects them. Files are
-# written in the table's own format version.
+# In memory, records have the fields of format version 3, which has the most. Files have the table's own version.
 RECORD_VERSION: Final = 3
 
 

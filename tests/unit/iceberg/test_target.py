@@ -28,7 +28,7 @@ from daemon.iceberg import target as target_module
 from daemon.iceberg.catalogs import catalog_away
 from daemon.iceberg.marker import Marker, find_marker
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
-from daemon.iceberg.tags import Tag
+from daemon.iceberg.retention import Tag
 from daemon.iceberg.target import Definition, Misread, Target
 from tests.kit.made import BY_PART, NOW_MS, SCHEMA, UNPARTITIONED, FixedClock, MadeTable, data_file
 
