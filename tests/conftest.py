@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import shlex
 import threading
 import time
@@ -30,12 +29,6 @@ hypothesis.settings.load_profile("ci")
 
 
 LONG_WAIT_S = 1.0
-
-
-def pytest_collection_finish() -> None:
-    """What is imported and collected stays: to look through it again and again takes a tenth of the tests' time."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
