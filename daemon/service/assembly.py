@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +10,7 @@ from random import Random
 from typing import TYPE_CHECKING, Self
 
 from daemon.clock import Clock, SystemClock
-from daemon.config.settings import NoticeKind, Settings, TableSettings
+from daemon.config.settings import LimitsSettings, NoticeKind, Settings, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.catalogs import Catalogs
 from daemon.iceberg.target import Target
@@ -40,6 +40,44 @@ if TYPE_CHECKING:
 NOTICES_END_MAX_S = 1.0
 
 
+def make_context(
+    table: TableSettings,
+    *,
+    properties: Mapping[str, str],
+    catalogs: Catalogs,
+    store: StateStore,
+    spark: SparkPipeline,
+    clock: Clock,
+    limits: LimitsSettings,
+    writer: Writer | None = None,
+    progress: Progress | None = None,
+) -> TableContext:
+    """Build the parts of one table around what all tables share."""
+    storage = FileIOStorage(properties)
+    return TableContext(
+        settings=table,
+        log=DeltaLog(storage, table.source, clock),
+        target=Target(
+            table.catalog,
+            lambda: catalogs.open(table.catalog),
+            table.target,
+            table.location,
+            clock,
+            signature=writer.signature if writer else {},
+            check_lease=store.check_lease,
+            version_hint=table.version_hint,
+        ),
+        store=store,
+        runner=Runner(spark, table.engine),
+        storage=storage,
+        properties=properties,
+        clock=clock,
+        limits=limits,
+        writer=writer,
+        progress=progress,
+    )
+
+
 @dataclass(frozen=True)
 class Parts:
     """Everything concrete for one configuration."""
@@ -56,28 +94,15 @@ class Parts:
         self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
     ) -> TableContext:
         """The parts of `table`. With a `board`, steps and notices are counted there, and hooks are notified."""
-        properties = self.settings.file_properties(table.catalog)
-        storage, writer = FileIOStorage(properties), Writer(self.settings.state.place, self.settings.share)
-        context = TableContext(
-            settings=table,
-            log=DeltaLog(storage, table.source, self.clock),
-            target=Target(
-                table.catalog,
-                lambda: self.catalogs.open(table.catalog),
-                table.target,
-                table.location,
-                self.clock,
-                signature=writer.signature,
-                check_lease=self.store.check_lease,
-                version_hint=table.version_hint,
-            ),
+        context = make_context(
+            table,
+            properties=self.settings.file_properties(table.catalog),
+            catalogs=self.catalogs,
             store=self.store,
-            runner=Runner(self.spark, table.engine),
-            storage=storage,
-            properties=properties,
+            spark=self.spark,
             clock=self.clock,
             limits=self.settings.limits,
-            writer=writer,
+            writer=Writer(self.settings.state.place, self.settings.share),
             progress=progress,
         )
         if board is None:

@@ -30,15 +30,12 @@ from pyroaring import BitMap64
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import LimitsSettings, SparkSettings, TableSettings
 from daemon.delta.actions import Metadata, Protocol
-from daemon.delta.log import DeltaLog
 from daemon.delta.snapshot import ReplayedState
 from daemon.delta.table_state import ADDS
 from daemon.iceberg.catalogs import Catalogs
-from daemon.iceberg.target import Target
-from daemon.pipeline.runner import Runner
+from daemon.service.assembly import make_context
 from daemon.spark.session import SparkPipeline
-from daemon.store.storage import FileIOStorage
-from daemon.sync.context import TableContext, Writer
+from daemon.sync.context import Writer
 from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
@@ -298,24 +295,12 @@ class Bench:
             **{"engine": self.engine, **self.table_options},
         )
         self.spark = SparkPipeline(self.spark_settings)
-        storage = FileIOStorage(catalog)
-        self.context = TableContext(
-            settings=self.settings,
-            log=DeltaLog(storage, self.source, self.clock),
-            target=Target(
-                "local",
-                lambda: self.catalogs.open("local"),
-                self.target,
-                self.settings.location,
-                self.clock,
-                signature=self.writer.signature if self.writer else {},
-                check_lease=self.store.check_lease,
-                version_hint=self.settings.version_hint,
-            ),
-            store=self.store,
-            runner=Runner(self.spark, self.settings.engine),
-            storage=storage,
+        self.context = make_context(
+            self.settings,
             properties=catalog,
+            catalogs=self.catalogs,
+            store=self.store,
+            spark=self.spark,
             clock=self.clock,
             limits=self.limits,
             writer=self.writer,
