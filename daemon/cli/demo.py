@@ -20,7 +20,7 @@ from daemon.errors import ConfigInvalid
 from daemon.service.assembly import Parts, open_parts
 from daemon.service.fleet import LogProgress
 from daemon.spark.jars import ICEBERG_JAR
-from daemon.spark.session import SparkPipeline
+from daemon.spark.session import FOR_TINY_TABLES, SparkPipeline
 from daemon.sync.follower import Follower
 
 if TYPE_CHECKING:
@@ -110,12 +110,7 @@ def _spark() -> Iterator[SparkSession]:
     """Start a session that writes Delta tables and reads Iceberg tables. dvsync's own pipeline shares it."""
     conf = {
         "spark.jars.packages": ICEBERG_JAR,
-        # The table is tiny: to start up costs more than to run, for jobs, generated code and the JVM's compiler alike.
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
-        "spark.sql.shuffle.partitions": "2",
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.databricks.delta.snapshotPartitions": "2",
+        **FOR_TINY_TABLES,
         # By default PyIceberg 0.12 reads no INT96 timestamps in a table of format version 3.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     }

@@ -44,6 +44,15 @@ DEFAULTS = {
     # A speculative attempt would write the files of the first attempt again.
     "spark.speculation": "false",
 }
+# For tiny tables: to start up costs more than to run, for Spark's jobs, for generated code and for the JVM's compiler.
+FOR_TINY_TABLES = {
+    # One compiler alone has room for 48 MB of code. Spark makes more: methods would be dropped and compiled again.
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.databricks.delta.snapshotPartitions": "2",
+}
 LOCAL_DEFAULTS = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 EXTENSION = "io.delta.sql.DeltaSparkSessionExtension"
 CATALOG = "org.apache.spark.sql.delta.catalog.DeltaCatalog"

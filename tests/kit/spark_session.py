@@ -13,7 +13,7 @@ from filelock import FileLock
 
 from daemon.config.settings import SparkSettings
 from daemon.spark.jars import ICEBERG_JAR, S3_EXCLUDES, s3_jars
-from daemon.spark.session import session_conf
+from daemon.spark.session import FOR_TINY_TABLES, session_conf
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,22 +21,14 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 # Of `make test`, by `class_archive.py`.
 CLASSES = ROOT / ".venv" / "stamps" / "spark.jsa"
-# One compiler alone has room for 48 MB of code. Spark makes more: the JVM would drop methods and compile them anew.
-SHORT_LIVED = " ".join(
-    (
-        *("-XX:TieredStopAtLevel=1", "-XX:ReservedCodeCacheSize=240m", "-XX:+UseSerialGC"),
-        *([f"-XX:SharedArchiveFile={CLASSES}"] if CLASSES.exists() else []),
-    )
-)
-# Tables of tests are tiny: starting up costs more than running, for Spark's jobs and for the JVM's compiler alike.
+SHORT_LIVED = FOR_TINY_TABLES["spark.driver.extraJavaOptions"]
+if CLASSES.exists():
+    SHORT_LIVED += f" -XX:SharedArchiveFile={CLASSES}"
 FOR_SMALL_TABLES = {
+    **FOR_TINY_TABLES,
     "spark.driver.memory": "1g",
     "spark.driver.extraJavaOptions": SHORT_LIVED,
-    "spark.sql.shuffle.partitions": "2",
     "spark.sql.adaptive.enabled": "false",
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.databricks.delta.snapshotPartitions": "2",
 }
 # With it Spark's Iceberg catalog and PyIceberg's share one SQLite file: somebody else commits to our table.
 SQLITE_JAR = "org.xerial:sqlite-jdbc:3.54.1.0"
