@@ -36,9 +36,8 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# In the order of the folders, the short unit tests are last, and both workers end together. A file is one worker's, and
-# so are all tests with a Spark session of their own: see `xdist_group` in tests/integration/conftest.py.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadgroup --no-loadscope-reorder
+# In the order of the folders, the short unit tests are last, and both workers end together.
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 TESTS ?= tests/integration
 
 check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; no JVM

@@ -7,13 +7,14 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Generator, Iterator
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
 if TYPE_CHECKING:
-    from xdist.scheduler import LoadScopeScheduling
+    from xdist.scheduler import LoadFileScheduling
 
     from tests.kit.servers import ObjectStore
 
@@ -26,6 +27,8 @@ for name, examples in (("ci", 25), ("long", 500)):
         suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
     )
 hypothesis.settings.load_profile("ci")
+# Of integration: their store is a setting of the JVM that all workers share.
+S3_MODULES = {"test_catalogs", "test_init", "test_object_stores"}
 
 
 LONG_WAIT_S = 1.0
@@ -126,13 +129,14 @@ def _report_followed(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadScopeScheduling:
-    """A file is one worker's, and so is a group of tests from several files."""
-    from xdist.scheduler import LoadGroupScheduling  # noqa: PLC0415 - only where there are workers
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
+    """A file is one worker's, and so are all of S3_MODULES together."""
+    from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - only where there are workers
 
-    class Scheduling(LoadGroupScheduling):
+    class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return super()._split_scope(nodeid).partition("::")[0]
+            scope = super()._split_scope(nodeid)
+            return "S3" if PurePosixPath(scope).stem in S3_MODULES else scope
 
     return Scheduling(config, log)
 

@@ -14,6 +14,7 @@ import pytest
 
 from daemon.config.settings import Settings
 from daemon.spark.hadoop import HADOOP, with_stores
+from tests.conftest import S3_MODULES
 from tests.kit import archive
 from tests.kit.archive import Checker, Recorder, Replayed
 from tests.kit.handmade import RANDOM
@@ -59,9 +60,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             elif {"service", "writer"} & fixtures:
                 item.add_marker("recorded")
                 archives.add(archive_of(item))
-        if SPARK_FIXTURES & fixtures:
-            # One worker has a session of its own, whose settings of stores are the JVM's.
-            item.add_marker(pytest.mark.xdist_group("spark"))
+        assert "s3_spark" not in fixtures or item.path.stem in S3_MODULES, f"S3_MODULES lacks {item.path.stem}"
     if not any("::" in argument for argument in config.args):
         modules = {item.path.stem for item in items if item.path.parent == Path(__file__).parent}
         unused = [path for name in modules for path in (archive.FOLDER / name).glob("*") if path not in archives]
