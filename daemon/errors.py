@@ -97,6 +97,14 @@ class CatalogAway(Retryable):
     """The Iceberg catalog does not answer, or with older metadata than it had."""
 
 
+class SourceCatalogAway(Retryable):
+    """The catalog of the Delta table does not answer, or makes no sense."""
+
+
+class Unauthorized(SourceCatalogAway):
+    """The catalog of the Delta table refuses our token, or the right to read the table."""
+
+
 class StateStoreAway(Retryable):
     """The state database cannot be read or written (locked, full, away)."""
 

@@ -31,13 +31,13 @@ from daemon.service.assembly import Parts, open_parts
 from daemon.service.discovery import discover, find_pattern, remember_vanished, vanished_by_pattern
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
+from daemon.sources.finder import open_storage
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_iceberg_jar
 from daemon.spark.session import SparkPipeline
 from daemon.status.table_status import NOT_FOLLOWED
 from daemon.status.watch import Watch
 from daemon.status.wording import paused_text
-from daemon.store.storage import FileIOStorage
 from daemon.sync.context import Progress, as_sync_errors
 from daemon.sync.memory import as_sync_error, keep_rows
 from daemon.texts import counted
@@ -140,7 +140,7 @@ def examine_tables(
     with closing(pipeline) as spark:
         for table in tables:
             properties = settings.file_properties(table.catalog)
-            log = DeltaLog(FileIOStorage(properties), table.source, clock)
+            log = DeltaLog(open_storage(settings, table, properties, clock), table.source, clock)
             try:
                 yield table, diagnose(table, log, spark, properties)
             except Exception as error:

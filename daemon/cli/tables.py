@@ -18,9 +18,10 @@ from daemon.errors import ConfigInvalid, SyncError
 from daemon.observe import log as events
 from daemon.scheduling.failures import described
 from daemon.service.discovery import discover, gone_among, owners_among, vanished_by_pattern
+from daemon.sources.finder import open_storage
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
 from daemon.store.durable import is_local
-from daemon.store.storage import FileIOStorage, check_path
+from daemon.store.storage import check_path
 from daemon.sync.memory import find_record, open_store
 from daemon.texts import counted
 from state import SyncRun, TableRecord
@@ -228,7 +229,8 @@ def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableS
         for table in find_tables(settings, ()):
             record = find_record(records, table)
             seen = Observation(record=record, counts=store.count(record.id) if record else None)
-            log = DeltaLog(FileIOStorage(settings.file_properties(table.catalog)), table.source, clock)
+            storage = open_storage(settings, table, settings.file_properties(table.catalog), clock)
+            log = DeltaLog(storage, table.source, clock)
             synced = record.synced_version if record else None
             try:
                 if record and synced is not None and not log.is_there():

@@ -28,6 +28,7 @@ def find_faults(readable: Readable) -> Iterator[str]:
             yield f"{place}.format: needs openlineage-python: install the extra `lineage` of dvsync's wheel"
     yield from _property_faults(readable)
     yield from _catalog_faults(readable)
+    yield from _source_faults(readable)
     yield from _clashes(readable)
     yield from _places_that_vacuum_cleans(readable)
 
@@ -93,6 +94,25 @@ def _catalog_faults(readable: Readable) -> Iterator[str]:
             yield f"{place}.catalog: is missing; name one of the catalogs ({named}), here or under defaults"
         elif catalog not in known and catalog != default:
             yield f"{place}.catalog: there is no catalog {catalog!r} under catalogs ({named})"
+
+
+def _source_faults(readable: Readable) -> Iterator[str]:
+    sources = readable.settings.sources
+    for name, properties in sources.items():
+        given = {*properties, *(key.removeprefix(f"sources.{name}.") for key in readable.left_out)}
+        if properties.get("type") != "unity":
+            yield f"sources.{name}.type: must be unity"
+        if not re.match(r"https?://", properties.get("uri", "https://" if "uri" in given else "")):
+            yield f"sources.{name}.uri: must be the http:// or https:// address of the catalog's server"
+        if "credential" in given and "oauth2-server-uri" not in given:
+            yield f"sources.{name}.oauth2-server-uri: is missing; credential is sent there for a token"
+    for place, table in readable.tables():
+        if wanted := table.source_name:
+            if wanted.source not in sources:
+                named = ", ".join(sorted(sources)) or "none"
+                yield f"{place}.source: there is no {wanted.source!r} under sources ({named}); write ./ before a path"
+            elif not re.fullmatch(r"[^.*]+\.[^.]+\.[^.]+", wanted.pattern):
+                yield f"{place}.source: name catalog, schema and table, joined by dots; the last two may contain `*`"
 
 
 def _clashes(readable: Readable) -> Iterator[str]:

@@ -19,6 +19,9 @@ GONE_KEYS = {
     **dict.fromkeys(("limits.fold_after_versions", "maintenance.history", "maintenance.dead_share"), _CONSTANT),
     **dict.fromkeys(("maintenance.delete_files_max", "maintenance.partition_delete_files_max"), _CONSTANT),
     **dict.fromkeys(("maintenance.deleted_share", "maintenance.small_delete_file_max"), _CONSTANT),
+    **dict.fromkeys(
+        ("maintenance.compact", "maintenance.expire", "maintenance.cleanup"), "leave it out of `steps`, a list"
+    ),
     "pipeline": "write `engine` under `defaults` or in the table; dvsync chooses what is large enough for Spark",
     "delete_granularity": "set the table property write.delete.granularity of the Iceberg table",
     "maintenance.snapshots_min": "set the table property history.expire.min-snapshots-to-keep of the Iceberg table",

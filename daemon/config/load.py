@@ -26,7 +26,7 @@ from daemon.errors import ConfigInvalid
 LISTS = ("tables", "hooks")
 _OPEN_BRACKETS = {"while parsing a flow sequence": "[", "while parsing a flow mapping": "{"}
 # How many keys are around a property of PyIceberg.
-AROUND_PROPERTIES = {"storage": 1, "catalogs": 2}
+AROUND_PROPERTIES = {"storage": 1, "catalogs": 2, "sources": 2}
 # Only these properties of PyIceberg, both of its SQL catalog, are spelled with underscores.
 UNDERSCORED = ("init_catalog_tables", "pool_pre_ping")
 

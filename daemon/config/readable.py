@@ -45,6 +45,9 @@ class Readable:
             "catalogs": {
                 name: references.properties(f"catalogs.{name}", each) for name, each in settings.catalogs.items()
             },
+            "sources": {
+                name: references.properties(f"sources.{name}", each) for name, each in settings.sources.items()
+            },
             "spark": settings.spark.model_copy(update={"conf": conf}),
             "state": StateSettings(),
             "health": settings.health.model_copy(update={"token": token}),
@@ -75,7 +78,7 @@ def _resolved_table(table: TableSettings, settings: Settings, folder: Path) -> T
     update["maintenance"] = _overridden(settings.maintenance, table.maintenance)
     update["verify"] = _overridden(settings.verify, table.verify)
     for key in ("source", "location", "delete_files_location"):
-        if location := getattr(table, key):
+        if (location := getattr(table, key)) and not (key == "source" and table.source_name):
             update[key] = _anchored(location, folder)
     resolved = table.model_copy(update=update)
     if not resolved.catalog and len(settings.catalogs) == 1:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import re
 import socket
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal, NamedTuple, Self
 
 from pydantic import (
     AfterValidator,
@@ -41,6 +42,8 @@ from daemon.config.value_types import (
 from daemon.masking import USERINFO, find_secrets
 
 DAY_S = 86_400
+# `prod:main.sales.orders`. A path that has a colon before its first slash is written as `./path`.
+SOURCE_NAME = re.compile(r"(?!file:)([\w-]+):([^/]+)")
 
 
 class _Frozen(BaseModel):
@@ -72,16 +75,12 @@ class SparkSettings(_Frozen):
 
 
 class MaintenanceSettings(_Frozen):
-    """Compaction, expiry and cleanup keep a table fast to read and its storage small. Each has its own switch."""
+    """Compaction, expiry and cleanup keep a table fast to read and its storage small."""
 
     interval_s: Annotated[float, Duration] = Field(600.0, alias="interval", ge=1, le=30 * DAY_S)
     """Time between two rounds for a table; also after `snapshots_max` new snapshots."""
-    compact: bool = True
-    """Compact delete files."""
-    expire: bool = True
-    """Expire snapshots."""
-    cleanup: bool = True
-    """Remove dvsync's files that are no longer referenced."""
+    steps: frozenset[Literal["compact", "expire", "cleanup"]] = frozenset(("compact", "expire", "cleanup"))
+    """What a round does: compact delete files, expire snapshots, remove dvsync's files that nothing references."""
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(None, alias="snapshot_age_max", ge=0, le=3650 * DAY_S)
     """Older snapshots are expired. Unset: history.expire.max-snapshot-age-ms, or 5 days. Delta's retention
     limits it."""
@@ -113,6 +112,24 @@ class LimitsSettings(_Frozen):
     17 times a commit file's size in memory."""
     tables_at_once: int = Field(4, ge=1, le=64)
     """The most tables that sync at the same time."""
+
+
+class SourceName(NamedTuple):
+    source: str  # a name under `sources`
+    pattern: str
+
+
+@dataclass(frozen=True)
+class SourceEntry:
+    """A Delta table as a catalog of `sources` knows it. `id` stays when the table is renamed."""
+
+    source: str  # a name under `sources`
+    catalog: str
+    schema: str
+    table: str
+    id: str
+    location: str
+    is_managed: bool
 
 
 class DefaultsSettings(_Frozen):
@@ -156,7 +173,8 @@ class DefaultsSettings(_Frozen):
 
 class TableSettings(DefaultsSettings):
     source: Location
-    """Path or URI of the Delta table; with `*` a pattern for every matching table, also new ones."""
+    """Path or URI of the Delta table, or its name in one of `sources`: `prod:main.sales.orders`. With `*` a pattern for
+    every matching table, also new ones."""
     exclude: tuple[Annotated[str, AfterValidator(folder_names)], ...] = ()
     """Folders that a pattern leaves out: by name or by the last folders of the path, such as `tmp_*` or `archive/*`."""
     target: Annotated[str, AfterValidator(identifier)]
@@ -173,15 +191,28 @@ class TableSettings(DefaultsSettings):
     """Overrides of `verify` for this table."""
 
     @property
+    def source_name(self) -> SourceName | None:
+        """The name of a source catalog, and the table's name there or a pattern of names; None for a location."""
+        match = SOURCE_NAME.fullmatch(self.source)
+        return SourceName(*match.groups()) if match else None
+
+    @property
     def is_pattern(self) -> bool:
-        return "*" in self.source
+        """Whether tables must be found: by a pattern, or by a name in a catalog."""
+        return "*" in self.source or self.source_name is not None
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether a catalog says what is committed to the Delta table."""
+        return False
 
     @model_validator(mode="after")
     def _fits_its_source(self) -> Self:
-        if self.is_pattern:
+        word = "table" if self.source_name else "name"
+        if "*" in self.source:
             for field in ("target", "name", "location", "delete_files_location"):
-                if "{name}" not in (getattr(self, field) or "{name}"):
-                    raise ValueError(f"the {field} of a pattern must contain {{name}}, or its tables would share it")
+                if f"{{{word}}}" not in (getattr(self, field) or f"{{{word}}}"):
+                    raise ValueError(f"the {field} of a pattern must contain {{{word}}}, or its tables would share it")
         elif "{name}" in self.target or "{parent}" in self.target:
             raise ValueError("{name} and {parent} need a source that contains `*`")
         elif self.exclude:
@@ -191,23 +222,41 @@ class TableSettings(DefaultsSettings):
     def for_found(self, source: str) -> Self:
         """Return the settings of a table that matches this pattern. Raises ValueError if a folder cannot be a name."""
         *_, parent, name = source.rsplit("/", 2)
-        words = {"name": name, "parent": parent}
+        return self.model_copy(update={"source": source, "exclude": (), **self._filled(name=name, parent=parent)})
+
+    def for_entry(self, entry: SourceEntry) -> FoundTable:
+        """Return the settings of a table of a catalog. Raises ValueError as `for_found`."""
+        filled = self._filled(catalog=entry.catalog, schema=entry.schema, table=entry.table)
+        fields = {**dict(self), "source": entry.location, "exclude": (), **filled, "entry": entry}
+        return FoundTable.model_construct(set(fields), **fields)
+
+    def _filled(self, **words: str) -> dict[str, str]:
+        """Return the fields of a pattern with these words in place of those in braces."""
 
         def fill(text: str) -> str:
             for key, word in words.items():
                 if f"{{{key}}}" in text and not re.fullmatch(r"[^.\s{}]+", word):
                     raise ValueError(
-                        f"the folder {word!r} cannot be part of {text}: it contains a dot, a space or a brace"
+                        f"the name {word!r} cannot be part of {text}: it contains a dot, a space or a brace"
                     )
                 text = text.replace(f"{{{key}}}", word)
             return text
 
-        filled = {
+        return {
             field: fill(text)
             for field in ("target", "name", "location", "delete_files_location")
             if (text := getattr(self, field)) is not None
         }
-        return self.model_copy(update={"source": source, "exclude": (), **filled})
+
+
+class FoundTable(TableSettings):
+    """A table that was found in a catalog: its source is where it is."""
+
+    entry: SourceEntry
+
+    @property
+    def is_managed(self) -> bool:
+        return self.entry.is_managed
 
 
 class HealthSettings(_Frozen):
@@ -279,6 +328,8 @@ class Settings(_Frozen):
     spark: SparkSettings = SparkSettings()
     catalogs: dict[str, Properties] = Field(default_factory=dict)
     """PyIceberg's catalog properties, under a name of your choice. `auth` of a REST catalog is a section."""
+    sources: dict[str, Properties] = Field(default_factory=dict)
+    """Catalogs of Delta tables, under a name of your choice: `{type: unity, uri, token}`."""
     storage: Properties = Field(default_factory=dict)
     """PyIceberg FileIO properties, such as s3.endpoint, for the files of Delta and Iceberg tables. Spark gets them as
     well."""

@@ -24,6 +24,7 @@ class Decision(StrEnum):
 
     FOLLOWED = "followed"
     IF_UNUSED = "followed if unused"
+    BY_CATALOG = "followed if found in its catalog"
     REFUSED = "refused"
 
 
@@ -45,7 +46,8 @@ _WIDENING = Feature("dvsync follows int to long, float to double, wider decimals
 _VARIANT = Feature("dvsync refuses variant columns by name", Decision.IF_UNUSED)
 _GEOSPATIAL = Feature("dvsync refuses geometry and geography columns by name", Decision.IF_UNUSED)
 _CATALOG_MANAGED = Feature(
-    "The table's commits are ratified by a catalog and may not be read by path.", Decision.REFUSED
+    "The table's commits are ratified by its catalog: name it under `sources`, and the table by its name there.",
+    Decision.BY_CATALOG,
 )
 _ICEBERG_IDS = _of_writers("dvsync uses its ids of elements, keys and values")
 # Of Delta 4.4 on Spark, Delta's kernels and proposals. docs/compatibility.md says the same, and a test holds it against
@@ -128,10 +130,11 @@ PREVIEW = "-preview"
 OTHER_NAMES = {"timestampWithoutTimezone": "timestampNtz"}
 
 
-def is_readable(name: str) -> bool:
-    """Return whether a protocol may list a feature for readers."""
+def is_readable(name: str, *, is_managed: bool = False) -> bool:
+    """Return whether a protocol may list a feature for readers; `is_managed` as for `check_protocol`."""
     feature = FEATURES.get(name)
-    return feature is not None and feature.of_readers and feature.decision is not Decision.REFUSED
+    refused = {Decision.REFUSED} if is_managed else {Decision.REFUSED, Decision.BY_CATALOG}
+    return feature is not None and feature.of_readers and feature.decision not in refused
 
 
 def used_features(metadata: Metadata) -> frozenset[str]:
@@ -216,8 +219,11 @@ def _with_required(features: set[str]) -> set[str]:
     return found if found == features else _with_required(found)
 
 
-def check_protocol(protocol: Protocol) -> None:
-    """Raise `Unsupported` naming each reader feature that is unknown or refused, `CorruptInput` for a contradiction."""
+def check_protocol(protocol: Protocol, *, is_managed: bool = False) -> None:
+    """Raise `Unsupported` naming each reader feature that is unknown or refused, `CorruptInput` for a contradiction.
+
+    With `is_managed`, the log is read as the table's catalog has ratified it.
+    """
     if not READER_VERSION_MIN <= protocol.min_reader_version <= READER_VERSION_MAX:
         raise Unsupported(
             f"Delta reader version {protocol.min_reader_version} is not known ({READER_VERSION_MIN} to "
@@ -226,10 +232,10 @@ def check_protocol(protocol: Protocol) -> None:
         )
     _check_list("reader", protocol.min_reader_version, protocol.reader_features, TABLE_FEATURES_READER)
     _check_list("writer", protocol.min_writer_version, protocol.writer_features, TABLE_FEATURES_WRITER)
-    refused = sorted(name for name in protocol.reader_features or () if not is_readable(name))
+    refused = sorted(name for name in protocol.reader_features or () if not is_readable(name, is_managed=is_managed))
     if refused:
         known = (FEATURES[name] for name in refused if name in FEATURES)
-        hints = dict.fromkeys(each.note for each in known if each.decision is Decision.REFUSED)
+        hints = dict.fromkeys(each.note for each in known if each.decision in (Decision.REFUSED, Decision.BY_CATALOG))
         raise Unsupported(
             f"reader feature {', '.join(refused)} is not supported",
             hint=" ".join(hints)

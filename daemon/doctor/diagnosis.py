@@ -144,11 +144,11 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
     protocol, notes = state.protocol, dict(NOTES.get(settings.format_version, {}))
     if notes and state.metadata.column_mapping_mode != "none":
         notes["rowTracking"] = ROW_IDS_UNMAPPED
-    yield from _checked("protocol", partial(check_protocol, protocol))
+    yield from _checked("protocol", partial(check_protocol, protocol, is_managed=settings.is_managed))
     if "deletionVectors" in (protocol.reader_features or ()):
         yield Finding(Verdict.FOLLOWED, "format version", FORMAT_VERSIONS[settings.format_version])
     for feature in sorted({*(protocol.reader_features or ()), *(protocol.writer_features or ())}):
-        if is_readable(feature) or feature not in (protocol.reader_features or ()):
+        if is_readable(feature, is_managed=settings.is_managed) or feature not in (protocol.reader_features or ()):
             note = FEATURES.get(feature, FOR_WRITERS).note
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", notes.get(feature, note))
 

@@ -38,22 +38,22 @@ class Maintainer:
         self._settled: str | None = None
 
     def run(self, stop: Event) -> Round:
-        """Run one round of the parts that are turned on, all of them before the first error is raised."""
+        """Run one round of the steps that are wanted, all of them before the first error is raised."""
         context, seen = self._context, self._metadata_location()
         settings, now_s, is_news = context.settings.maintenance, context.clock.monotonic_s(), seen != self._settled
         errors: list[SyncError] = []
         compaction, expiry, cleanup = Compaction(), Expiry(), Cleanup()
-        if settings.compact and is_news:
+        if "compact" in settings.steps and is_news:
             with self._part("compact", errors):
                 compaction = self._compactor.compact(stop)
-        if settings.expire and not stop.is_set():
+        if "expire" in settings.steps and not stop.is_set():
             # Probe after each change, and otherwise only now and then: it costs a request for each file.
             probe = is_news or now_s >= self._probe_after_s
             with self._part("expire", errors):
                 expiry = self._expirer.expire(probe=probe)
                 if probe:
                     self._probe_after_s = now_s + PROBE_INTERVAL_S
-        if settings.cleanup and not stop.is_set():
+        if "cleanup" in settings.steps and not stop.is_set():
             with self._part("cleanup", errors):
                 if is_news or expiry.expired or has_due_orphans(context):
                     cleanup = clean_up(context, stop)

@@ -21,6 +21,7 @@ from daemon.pipeline.runner import Runner
 from daemon.scheduling.cycle import TableCycle
 from daemon.scheduling.observer import Observer
 from daemon.service.lease import LeaseKeeper
+from daemon.sources.finder import open_storage
 from daemon.spark.hadoop import with_stores
 from daemon.spark.jars import with_readers
 from daemon.spark.session import SparkPipeline
@@ -44,6 +45,7 @@ def make_context(
     table: TableSettings,
     *,
     properties: Mapping[str, str],
+    storage: FileIOStorage,
     catalogs: Catalogs,
     store: StateStore,
     spark: SparkPipeline,
@@ -53,7 +55,6 @@ def make_context(
     progress: Progress | None = None,
 ) -> TableContext:
     """Build the parts of one table around what all tables share."""
-    storage = FileIOStorage(properties)
     return TableContext(
         settings=table,
         log=DeltaLog(storage, table.source, clock),
@@ -68,7 +69,8 @@ def make_context(
             version_hint=table.version_hint,
         ),
         store=store,
-        runner=Runner(spark, table.engine),
+        # Delta on Spark does not read a managed table by its path.
+        runner=Runner(spark, "local" if table.is_managed else table.engine),
         storage=storage,
         properties=properties,
         clock=clock,
@@ -94,9 +96,11 @@ class Parts:
         self, table: TableSettings, progress: Progress | None = None, board: Board | None = None
     ) -> TableContext:
         """The parts of `table`. With a `board`, steps and notices are counted there, and hooks are notified."""
+        properties = self.settings.file_properties(table.catalog)
         context = make_context(
             table,
-            properties=self.settings.file_properties(table.catalog),
+            properties=properties,
+            storage=open_storage(self.settings, table, properties, self.clock),
             catalogs=self.catalogs,
             store=self.store,
             spark=self.spark,

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import partial
 
 from msgspec.structs import replace
 
 from daemon.clock import Clock
 from daemon.config.checks import Claims, faults_of_found
-from daemon.config.settings import Settings, TableSettings
+from daemon.config.settings import FoundTable, Settings, SourceName, TableSettings
 from daemon.config.share import Share
 from daemon.delta.log import DeltaLog, log_gone
-from daemon.errors import ObjectMissing, SyncError, Unsupported
+from daemon.errors import LogMissing, ObjectMissing, SyncError, Unsupported
 from daemon.scheduling.failures import described
+from daemon.sources.finder import find_entries
 from daemon.store.storage import FileIOStorage, check_path
 from state import TableRecord
 from state.sql.tables import TableStore
@@ -51,45 +53,103 @@ def discover(settings: Settings, clock: Clock, owners: Mapping[str, str], before
     """Expand the patterns of `settings`. Folders without a Delta table, and those that are listed, are passed over.
 
     `owners` maps a table's name to the source that it was followed from so far: a pattern never changes that source.
-    A table that a pattern found `before` stays if a folder above it cannot be listed now. A table that was followed so
-    far also stays if its own folder cannot be read.
+    A table that a pattern found `before` stays if a folder above it cannot be listed now, or the catalog that it was
+    found in cannot be asked. A table that was followed so far also stays if its own folder cannot be read.
     """
-    known = before.patterns if before else {}
-    followed = {*known, *owners.values()}
-    found = Found([table for table in settings.tables if not table.is_pattern])
-    sources = {table.source for table in found.tables}
-    claims = Claims()
-    for table in found.tables:
-        claims.add(table.source, table)
+    search = _Search(settings, clock, owners, before or Found())
     for pattern in (table for table in settings.tables if table.is_pattern):
-        storage = FileIOStorage(settings.file_properties(pattern.catalog))
-        followed_here = {source for source, by in known.items() if by == pattern.source}
-        followed_here |= {source for source in owners.values() if _fits(source, pattern.source)}
-        try:
-            matched, unlisted = _match(storage, pattern.source)
-        except SyncError as error:
-            found.troubles[pattern.source] = error
-            fitting = followed_here
+        if wanted := pattern.source_name:
+            search.ask_catalog(pattern, wanted)
         else:
-            folders = set(matched)
-            found.troubles |= unlisted
-            kept = {source for source in followed_here if _is_below(source, unlisted)}
-            fitting = kept | _tables_among(folders - kept, storage, clock, followed, found.troubles)
-        for source in sorted(source for source in fitting - sources if not _is_excluded(source, pattern)):
-            sources.add(source)
-            try:
-                table = _table_of(settings, pattern, source, claims, owners)
-            except Unsupported as error:
-                found.troubles[source] = error
-                continue
-            claims.add(source, table)
-            found.tables.append(table)
-            found.patterns[source] = pattern.source
+            search.list_folders(pattern)
+    found = search.found
     # Only now: a table of another share takes its name and target all the same.
     owns = settings.share.owns
     found.others = [table for table in found.tables if not owns(table.target)]
     found.tables = [table for table in found.tables if owns(table.target)]
     return found
+
+
+class _Search:
+    """Adds what each pattern finds to `found`, in which the tables that are listed one by one are already."""
+
+    def __init__(self, settings: Settings, clock: Clock, owners: Mapping[str, str], before: Found) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._owners = owners
+        self._before = before
+        self._claims = Claims()
+        self.found = Found([table for table in settings.tables if not table.is_pattern])
+        self._sources = {table.source for table in self.found.tables}
+        for table in self.found.tables:
+            self._claims.add(table.source, table)
+
+    def list_folders(self, pattern: TableSettings) -> None:
+        """Find tables by listing folders."""
+        storage = FileIOStorage(self._settings.file_properties(pattern.catalog))
+        known, troubles = self._before.patterns, self.found.troubles
+        followed_here = {source for source, by in known.items() if by == pattern.source}
+        followed_here |= {source for source in self._owners.values() if _fits(source, pattern.source)}
+        try:
+            matched, unlisted = _match(storage, pattern.source)
+        except SyncError as error:
+            troubles[pattern.source] = error
+            fitting = followed_here
+        else:
+            folders = set(matched)
+            troubles |= unlisted
+            kept = {source for source in followed_here if _is_below(source, unlisted)}
+            followed = {*known, *self._owners.values()}
+            fitting = kept | _tables_among(folders - kept, storage, self._clock, followed, troubles)
+        for source in sorted(source for source in fitting if not _is_excluded(source, pattern)):
+            self._add(pattern, source, partial(pattern.for_found, source))
+
+    def ask_catalog(self, pattern: TableSettings, wanted: SourceName) -> None:
+        """Find tables by asking a catalog."""
+        try:
+            entries = find_entries(self._settings, wanted)
+        except SyncError as error:
+            self.found.troubles[pattern.source] = error
+            before = () if isinstance(error, LogMissing) else (*self._before.tables, *self._before.others)
+            by_pattern = (table for table in before if self._before.patterns.get(table.source) == pattern.source)
+            entries = [table.entry for table in by_pattern if isinstance(table, FoundTable)]
+        by_name = {f"{entry.catalog}/{entry.schema}/{entry.table}": entry for entry in entries}
+        for name in sorted(name for name in by_name if not _is_excluded(name, pattern)):
+            self._add(pattern, by_name[name].location, partial(pattern.for_entry, by_name[name]))
+
+    def _add(self, pattern: TableSettings, source: str, make: Callable[[], TableSettings]) -> None:
+        """Add the table that `pattern` makes of `source`, or the trouble because of which it makes none."""
+        if source in self._sources:
+            return
+        self._sources.add(source)
+        try:
+            table = self._table_of(source, make)
+        except Unsupported as error:
+            self.found.troubles[source] = error
+            return
+        self._claims.add(source, table)
+        self.found.tables.append(table)
+        self.found.patterns[source] = pattern.source
+
+    def _table_of(self, source: str, make: Callable[[], TableSettings]) -> TableSettings:
+        """Raises Unsupported, saying why, if the pattern makes no table of `source`."""
+        try:
+            check_path(source)
+        except Unsupported as error:
+            # An entry of its own would not help.
+            raise Unsupported(error.message, hint="Rename the folder, or exclude it from the pattern.") from error
+        try:
+            table = make()
+        except ValueError as error:
+            raise Unsupported(str(error), hint=OUT_OF_PATTERN) from error
+        owner = self._owners.get(table.name, source)
+        clashes = (clash for _, clash in self._claims.clashes(table))
+        faults = [*faults_of_found(self._settings, table), *clashes]
+        if owner != source and not faults:
+            faults = [f"{table.name} was followed from {owner} so far"]
+        if faults:
+            raise Unsupported("; ".join(faults), hint=OUT_OF_PATTERN)
+        return table
 
 
 def owners_among(records: Iterable[TableRecord], share: Share) -> dict[str, str]:
@@ -116,28 +176,6 @@ def _tables_among(
         if is_there:
             tables.add(folder)
     return tables
-
-
-def _table_of(
-    settings: Settings, pattern: TableSettings, source: str, claims: Claims, owners: Mapping[str, str]
-) -> TableSettings:
-    """The table that `pattern` makes of `source`. Raises Unsupported, saying why, when it makes none."""
-    try:
-        check_path(source)
-    except Unsupported as error:
-        # An entry of its own would not help.
-        raise Unsupported(error.message, hint="Rename the folder, or exclude it from the pattern.") from error
-    try:
-        table = pattern.for_found(source)
-    except ValueError as error:
-        raise Unsupported(str(error), hint=OUT_OF_PATTERN) from error
-    owner = owners.get(table.name, source)
-    faults = [*faults_of_found(settings, table), *(clash for _, clash in claims.clashes(table))]
-    if owner != source and not faults:
-        faults = [f"{table.name} was followed from {owner} so far"]
-    if faults:
-        raise Unsupported("; ".join(faults), hint=OUT_OF_PATTERN)
-    return table
 
 
 def find_pattern(settings: Settings, source: str) -> str | None:

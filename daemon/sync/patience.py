@@ -5,7 +5,7 @@ from __future__ import annotations
 from pyiceberg.table import Table
 
 from daemon.delta.table_state import TableState
-from daemon.errors import CatalogAway, ObjectMissing, TargetUnreadable
+from daemon.errors import CatalogAway, ObjectMissing, SourceCatalogAway, TargetUnreadable
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
 from daemon.iceberg.references import metadata_files
@@ -40,6 +40,14 @@ def check_delta_not_older(context: TableContext, record: TableRecord, newest: Ta
     version, synced = newest.version, record.synced_version
     if newest.metadata.id != record.delta_table_id or synced is None or version >= synced:
         forget_seen(context, record, OLDER_DELTA)
+    elif context.settings.is_managed and not record.resync_wanted:
+        raise SourceCatalogAway(
+            f"the catalog names version {version} as the newest, but version {synced} was synced already",
+            version=synced,
+            path=context.log.commit_path(synced),
+            hint="A replica of the catalog may be behind: dvsync asks again. If the table was really put back, "
+            f"`dvsync resync {record.name}` accepts it.",
+        )
     elif seconds_seen(context, record, OLDER_DELTA) < OLDER_STATE_MIN_S:
         raise ObjectMissing(
             f"the Delta table ends at version {version}, but version {synced} was synced already",

@@ -148,7 +148,7 @@ def next_shape(
     a person must accept it, and `ReplacementNeeded` if files that stay have other row ids in Delta.
     """
     if change.protocol:
-        check_protocol(change.protocol)
+        check_protocol(change.protocol, is_managed=settings.is_managed)
     if table and change.metadata is None:
         shape = shape_of(table, settings)
         return _with_features(shape, table, change) if change.protocol else shape

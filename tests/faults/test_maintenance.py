@@ -16,7 +16,7 @@ catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}
 health: {port: 0}
 log: {format: json}
 defaults: {poll_interval: 200ms}
-maintenance: {interval: 30d, snapshots_max: 2, compact: false}
+maintenance: {interval: 30d, snapshots_max: 2, steps: [expire, cleanup]}
 tables: [{source: "lake/t", target: "lake.t", name: t}]
 """
 

@@ -21,7 +21,7 @@ catalogs: {local: {type: sql, uri: "sqlite:///catalog.db", warehouse: warehouse}
 health: {port: 0}
 log: {format: json}
 defaults: {poll_interval: 200ms}
-maintenance: {compact: false, expire: false, cleanup: false, snapshots_max: 1, orphan_grace: 1m}
+maintenance: {steps: [], snapshots_max: 1, orphan_grace: 1m}
 tables:
 - {source: lake/*/, target: "lake.{name}"}
 - {source: a, target: lake.a}

@@ -40,9 +40,7 @@ KILLED_EVERY = 6
 # Of the readers, Spark's is the slowest.
 SPARK_EVERY = 3
 MAINTENANCE = {
-    "compact": True,
-    "expire": True,
-    "cleanup": True,
+    "steps": ["compact", "expire", "cleanup"],
     "interval": "1s",
     "snapshots_max": 4,
     "orphan_grace": "1m",

@@ -36,7 +36,7 @@ def write_config(path: Path, **sections: object) -> None:
         "state": {"url": "sqlite:///state.db"},
         "health": {"port": 0},
         "log": {"format": "json"},
-        "maintenance": {"compact": False, "expire": False, "cleanup": False},
+        "maintenance": {"steps": []},
         "verify": {"level": "off"},
         "defaults": {"poll_interval": "100ms"},
         **sections,

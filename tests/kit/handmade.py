@@ -35,6 +35,7 @@ from daemon.delta.table_state import ADDS
 from daemon.iceberg.catalogs import Catalogs
 from daemon.service.assembly import make_context
 from daemon.spark.session import SparkPipeline
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import Writer
 from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
@@ -298,6 +299,7 @@ class Bench:
         self.context = make_context(
             self.settings,
             properties=catalog,
+            storage=FileIOStorage(catalog),
             catalogs=self.catalogs,
             store=self.store,
             spark=self.spark,

@@ -39,7 +39,7 @@ POLL_INTERVAL = "100ms"
 # The first use of Spark starts a JVM, beside a busy session of the tests.
 SYNC_MAX_S = 180.0
 # Maintenance has tests of its own; a round of it in the middle of these would be one more snapshot.
-NO_MAINTENANCE = {"compact": False, "expire": False, "cleanup": False}
+NO_MAINTENANCE = {"steps": []}
 OUTCOMES = {
     "sync.advanced": SyncOutcome.ADVANCED,
     "sync.rebuilt": SyncOutcome.REBUILT,

@@ -20,6 +20,7 @@ ROWS: list[tuple[str, ...]] = [
     ("observe",),
     ("notices", "telemetry"),
     ("delta", "iceberg"),
+    ("sources",),
     ("translate",),
     ("spark",),
     ("pipeline",),

@@ -74,12 +74,12 @@ def test_a_table_overrides_defaults_key_by_key(load):
         ONE_CATALOG + "maintenance: {snapshots_max: 7}\n"
         "defaults: {poll_interval: 2s, engine: local}\n"
         "tables:\n"
-        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, engine: spark, maintenance: {expire: false}}\n"
+        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, engine: spark, maintenance: {steps: [compact, cleanup]}}\n"
         "- {source: y, target: a.c}\n"
     )
     first, second = settings.tables
     assert (first.name, first.poll_interval_s, first.engine) == ("orders", 90.0, "spark")
-    assert (first.maintenance.expire, first.maintenance.snapshots_max) == (False, 7)
+    assert (first.maintenance.steps, first.maintenance.snapshots_max) == ({"compact", "cleanup"}, 7)
     assert (second.name, second.poll_interval_s, second.engine) == ("a.c", 2.0, "local")
     assert first.catalog == second.catalog == "local"
 

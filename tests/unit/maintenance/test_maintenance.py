@@ -856,7 +856,7 @@ def test_a_catalog_that_is_away_is_told(make: Callable[..., World], monkeypatch:
 def test_history_ends_where_cleanup_is_turned_off(make: Callable[..., World], monkeypatch: pytest.MonkeyPatch) -> None:
     """Intents and the rows of files that someone else removes do not grow for ever; the files stay."""
     monkeypatch.setattr(cleanup, "HISTORY_MS", HOUR_S * 1000)
-    world = make(snapshots_max=1, cleanup=False)
+    world = make(snapshots_max=1, steps=["compact", "expire"])
     world.delete(5)
     world.maintainer.run(Event())
     assert len(world.written(FileStatus.ORPHANED)) > 10

@@ -1,0 +1,145 @@
+"""The log of a catalog-managed table, as files: what its catalog has ratified, whether it is published or not.
+
+Delta PROTOCOL.md, "Reading Catalog-managed Tables". A commit that the catalog names is read from its staged file, also
+if it is published; the others up to the newest version are published; nothing that is newer exists.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from daemon.clock import Clock
+from daemon.errors import ObjectMissing, SourceCatalogAway
+from daemon.store.locations import FileMeta, Span, file_missing
+from daemon.store.storage import FileIOStorage
+
+T = TypeVar("T")
+
+STAGED_FOLDER = "_staged_commits"
+# A name in the log begins with its version; that of a compacted file with its first one, then its last one.
+_VERSIONED = re.compile(r"([0-9]{20})\.(?:([0-9]{20})\.)?.*")
+_COMMIT = re.compile(r"([0-9]{20})\.json")
+# An answer that is this young is not asked for again: one sync looks for several versions that are not there yet.
+FRESH_S = 0.5
+
+
+@dataclass(frozen=True)
+class StagedCommit:
+    """A ratified commit in `_delta_log/_staged_commits/`. The time is that of the file."""
+
+    file_name: str
+    size_bytes: int
+    modified_ms: int
+
+
+@dataclass(frozen=True)
+class Ratified:
+    """A catalog's answer: the newest version, and the staged files of those commits that it still stores."""
+
+    newest: int
+    staged: Mapping[int, StagedCommit]
+
+
+class RatifiedStorage(FileIOStorage):
+    """The files of a catalog-managed table. Those of `folder`, its `_delta_log`, are what the catalog has ratified.
+
+    `ask` is one request to the catalog; whatever it raises is raised by all methods. The answer is asked for when a
+    version is looked for that is newer than the last answer, before each listing, and if a staged file is gone.
+    """
+
+    def __init__(
+        self, properties: Mapping[str, str], folder: str, clock: Clock, ask: Callable[[], Ratified], source: str
+    ) -> None:
+        super().__init__(properties)
+        self._folder = folder
+        self._clock = clock
+        self._ask = ask
+        self._source = source
+        self._answer: Ratified | None = None
+        self._asked_s = float("-inf")
+
+    def _fresh(self, *, at_once: bool = False) -> Ratified:
+        known, now_s = self._answer, self._clock.monotonic_s()
+        if known and not at_once and now_s - self._asked_s < FRESH_S:
+            return known
+        answer = self._ask()
+        if known and answer.newest < known.newest:
+            raise SourceCatalogAway(
+                f"the catalog names {answer.newest} as the newest version of {self._source}, and named {known.newest} "
+                "before",
+                version=known.newest,
+                hint="A replica of the catalog may be behind: dvsync asks again. If the table was replaced by an older "
+                "copy, `dvsync resync` the table after a restart.",
+            )
+        self._answer, self._asked_s = answer, now_s
+        return answer
+
+    def _version_of(self, path: str) -> int | None:
+        """The version of a commit file's path; None for other files."""
+        folder, _, name = path.rpartition("/")
+        match = _COMMIT.fullmatch(name) if folder == self._folder else None
+        return int(match[1]) if match else None
+
+    def _file_of(self, path: str, version: int) -> str:
+        """Return the file in which the commit is. Raises ObjectMissing if the catalog has not ratified the version."""
+        answer = self._answer
+        if answer is None or version > answer.newest:
+            answer = self._fresh()
+        if version > answer.newest:
+            raise file_missing(path)
+        staged = answer.staged.get(version)
+        return f"{self._folder}/{STAGED_FOLDER}/{staged.file_name}" if staged else path
+
+    def _read(self, path: str, read: Callable[[str], T]) -> T:
+        version = self._version_of(path)
+        if version is None:
+            return read(path)
+        file = self._file_of(path, version)
+        try:
+            return read(file)
+        except ObjectMissing:
+            if file == path:
+                raise
+        # It may have been published since the catalog named it.
+        self._fresh(at_once=True)
+        return read(self._file_of(path, version))
+
+    def exists(self, path: str) -> bool:
+        version = self._version_of(path)
+        try:
+            return super().exists(path) if version is None or self._file_of(path, version) == path else True
+        except ObjectMissing:
+            return False
+
+    def appears_whole(self, path: str) -> bool:
+        # Nobody ratifies a file that is still being written.
+        return self._version_of(path) is not None or super().appears_whole(path)
+
+    def stat(self, path: str) -> FileMeta:
+        return self._read(path, super().stat)
+
+    def read(self, path: str, span: Span | None = None) -> bytes:
+        read = super().read
+        return self._read(path, lambda file: read(file, span))
+
+    def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
+        return self._read(path, super().read_blocks)
+
+    def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
+        if directory != self._folder:
+            return super().list_from(directory, after)
+        # Before the listing: what the catalog does not name any more by then is published, and will be listed.
+        answer = self._fresh()
+        files = {
+            file.name: file
+            for file in super().list_from(directory, after)
+            if (match := _VERSIONED.fullmatch(file.name)) is None or int(match[2] or match[1]) <= answer.newest
+        }
+        for version, staged in answer.staged.items():
+            name = f"{version:020d}.json"
+            if name > after:
+                files[name] = FileMeta(f"{self._folder}/{name}", staged.size_bytes, staged.modified_ms)
+        return iter([files[name] for name in sorted(files)])

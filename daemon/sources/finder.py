@@ -1,0 +1,88 @@
+"""Finds Delta tables by name, and opens their files: those of a managed table as its catalog has ratified them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+
+from daemon.clock import Clock, SystemClock
+from daemon.config.settings import FoundTable, Settings, SourceEntry, SourceName, TableSettings
+from daemon.delta.ratified import Ratified, RatifiedStorage
+from daemon.errors import LogMissing, SourceCatalogAway
+from daemon.sources.unity import TableInfo, UnityCatalog
+from daemon.store.locations import normalize_location
+from daemon.store.storage import FileIOStorage
+
+
+# One client for each catalog and configuration: it remembers tokens, and connections stay open.
+@lru_cache(maxsize=64)
+def _opened(name: str, properties: frozenset[tuple[str, str]]) -> UnityCatalog:
+    return UnityCatalog(name, dict(properties), SystemClock())
+
+
+def open_catalog(settings: Settings, name: str) -> UnityCatalog:
+    return _opened(name, frozenset(settings.sources[name].items()))
+
+
+def find_entries(settings: Settings, wanted: SourceName) -> list[SourceEntry]:
+    """Return the Delta tables that `wanted` names; views and tables of other formats are passed over.
+
+    Requests: one for a name; else one for each page of the schemas, and of the tables of each schema that fits.
+
+    Raises `SourceCatalogAway`, and `LogMissing` if a name, or the place of a pattern, is not there.
+    """
+    catalog = open_catalog(settings, wanted.source)
+    if "*" not in wanted.pattern:
+        info = catalog.find_table(wanted.pattern)
+        if info is None:
+            raise LogMissing(
+                f"the catalog {wanted.source} has no table {wanted.pattern}",
+                hint="Create it, correct `source`, or give dvsync's user the right to read it.",
+            )
+        infos: Iterable[TableInfo] = [info]
+    else:
+        infos = _listed(catalog, *wanted.pattern.split("."))
+    return [entry for info in infos if (entry := _entry_of(wanted.source, info))]
+
+
+def _listed(catalog: UnityCatalog, of_catalog: str, schemas: str, tables: str) -> Iterator[TableInfo]:
+    names = catalog.list_schemas(of_catalog) if "*" in schemas else [schemas]
+    for name in names:
+        if fnmatchcase(name, schemas):
+            yield from (info for info in catalog.list_tables(of_catalog, name) if fnmatchcase(info.name, tables))
+
+
+def _entry_of(source: str, info: TableInfo) -> SourceEntry | None:
+    if not info.is_delta or not info.storage_location:
+        return None
+    return SourceEntry(
+        source,
+        info.catalog_name,
+        info.schema_name,
+        info.name,
+        id=info.table_id,
+        location=normalize_location(info.storage_location),
+        is_managed=info.table_type == "MANAGED",
+    )
+
+
+def open_storage(
+    settings: Settings, table: TableSettings, properties: Mapping[str, str], clock: Clock
+) -> FileIOStorage:
+    """Open the files of a Delta table. Those of a managed table raise `SourceCatalogAway` as well."""
+    if not isinstance(table, FoundTable) or not table.is_managed:
+        return FileIOStorage(properties)
+    entry, catalog = table.entry, open_catalog(settings, table.entry.source)
+    info = TableInfo(entry.table, entry.catalog, entry.schema, entry.id, storage_location=entry.location)
+
+    def ask() -> Ratified:
+        ratified = catalog.load_ratified(info)
+        if ratified is None:
+            raise SourceCatalogAway(
+                f"the catalog {catalog.name} does not say any more what is ratified of {info.full_name}",
+                hint="If it is no longer managed, the next listing of the catalog finds that.",
+            )
+        return ratified
+
+    return RatifiedStorage(properties, f"{table.source}/_delta_log", clock, ask, source=info.full_name)

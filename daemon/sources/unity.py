@@ -1,0 +1,312 @@
+"""Unity Catalog over HTTP: which tables there are, where they are, what is ratified of them, and credentials.
+
+The paths and fields are those of `api/delta.yaml` (the Delta API, v1) and `api/all.yaml` of unitycatalog/unitycatalog.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from threading import Lock
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+import msgspec
+import urllib3
+
+from daemon.clock import Clock
+from daemon.delta.ratified import Ratified, StagedCommit
+from daemon.errors import LogMissing, SourceCatalogAway, Unauthorized
+from daemon.masking import Secret
+
+T = TypeVar("T")
+
+API = "/api/2.1/unity-catalog"
+DELTA_API = "/delta/v1"
+LOAD_TABLE = "GET /v1/catalogs/{catalog}/schemas/{schema}/tables/{table}"
+TIMEOUT_S = 10.0
+ANSWER_BYTES_MAX = 64 << 20
+# A server that asks for patience gets it, up to this.
+RETRY_AFTER_MAX_S = 300.0
+# What a server does not know about itself is asked for again after this.
+CONFIG_MAX_S = 3600.0
+PAGE_MAX = 50
+# Tokens of the OAuth server are used for this part of their life.
+TOKEN_LIFE = 0.8
+
+
+class _Commit(msgspec.Struct, rename="kebab"):
+    version: int
+    file_name: str
+    file_size: int
+    file_modification_timestamp: int
+
+
+class _Metadata(msgspec.Struct, rename="kebab"):
+    table_uuid: str
+    location: str
+    table_type: str = ""
+
+
+class _Loaded(msgspec.Struct, rename="kebab"):
+    metadata: _Metadata
+    commits: list[_Commit] = []
+    latest_table_version: int | None = None
+
+
+class _Config(msgspec.Struct):
+    endpoints: list[str]
+
+
+class TableInfo(msgspec.Struct):
+    """A table as the catalog lists it. Views and other kinds have no location."""
+
+    name: str
+    catalog_name: str
+    schema_name: str
+    table_id: str = ""
+    table_type: str = ""
+    data_source_format: str | None = None
+    storage_location: str | None = None
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.catalog_name}.{self.schema_name}.{self.name}"
+
+    @property
+    def is_delta(self) -> bool:
+        return self.data_source_format == "DELTA" and self.table_type in ("MANAGED", "EXTERNAL") and self.is_placed
+
+    @property
+    def is_placed(self) -> bool:
+        return bool(self.storage_location)
+
+
+class _Tables(msgspec.Struct):
+    tables: list[TableInfo] = []
+    next_page_token: str | None = None
+
+
+class _Named(msgspec.Struct):
+    name: str
+
+
+class _Schemas(msgspec.Struct):
+    schemas: list[_Named] = []
+    next_page_token: str | None = None
+
+
+class _PreviewCommit(msgspec.Struct):
+    version: int
+    file_name: str
+    file_size: int
+    file_modification_timestamp: int
+
+
+class _PreviewCommits(msgspec.Struct):
+    latest_table_version: int
+    commits: list[_PreviewCommit] = []
+
+
+class _Token(msgspec.Struct):
+    access_token: str
+    expires_in: float = 3600.0
+
+
+class UnityCatalog:
+    """One catalog of `sources`. From any thread; its methods raise SourceCatalogAway, and Unauthorized."""
+
+    def __init__(self, name: str, properties: Mapping[str, str], clock: Clock) -> None:
+        self.name = name
+        self._properties = properties
+        self._clock = clock
+        self._uri = properties["uri"].rstrip("/").removesuffix(API)
+        self._pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False, maxsize=8)
+        self._lock = Lock()
+        self._token: tuple[str, float] | None = None  # of the OAuth server, and when it is to be renewed
+        self._not_before_s = 0.0
+        self._has_delta_api: dict[str, tuple[bool, float]] = {}
+
+    def list_tables(self, catalog: str, schema: str) -> Iterator[TableInfo]:
+        """List a schema's tables, of all kinds. One request for each page."""
+        query = {"catalog_name": catalog, "schema_name": schema, "max_results": str(PAGE_MAX)}
+        for page in self._pages("/tables", query, _Tables):
+            yield from page.tables
+
+    def list_schemas(self, catalog: str) -> list[str]:
+        pages = self._pages("/schemas", {"catalog_name": catalog, "max_results": str(PAGE_MAX)}, _Schemas)
+        return [schema.name for page in pages for schema in page.schemas]
+
+    def find_table(self, full_name: str) -> TableInfo | None:
+        """Return one table; None if there is none of this name. One request."""
+        try:
+            return self._get(f"/tables/{quote(full_name, safe='')}", TableInfo)
+        except LogMissing:
+            return None
+
+    def load_ratified(self, table: TableInfo) -> Ratified | None:
+        """Return what is ratified of a table; None if the catalog does not manage it. One request, mostly.
+
+        Raises `LogMissing` if the name has no table, or another one.
+        """
+        if self._offers_delta_api(table.catalog_name):
+            loaded = self._get(f"{DELTA_API}{_path_of(table)}", _Loaded)
+            if loaded.metadata.table_uuid != table.table_id:
+                raise _renamed(self.name, table.full_name, loaded.metadata.table_uuid, table.table_id)
+            if loaded.latest_table_version is None:
+                return None
+            return self._ratified(table, loaded.latest_table_version, loaded.commits)
+        commits: dict[int, _PreviewCommit] = {}
+        while True:
+            body = {
+                "table_id": table.table_id,
+                "table_uri": table.storage_location,
+                "start_version": max(commits, default=-1) + 1,
+            }
+            answer = self._get("/delta/preview/commits", _PreviewCommits, body=body)
+            commits |= {each.version: each for each in answer.commits}
+            if not answer.commits or answer.latest_table_version in commits:
+                return self._ratified(table, answer.latest_table_version, commits.values())
+
+    def _ratified(self, table: TableInfo, newest: int, commits: Any) -> Ratified:
+        staged = {
+            each.version: StagedCommit(each.file_name, each.file_size, each.file_modification_timestamp)
+            for each in commits
+        }
+        first = min(staged, default=newest + 1)
+        if (
+            newest < 0
+            or sorted(staged) != list(range(first, newest + 1))
+            or any(
+                "/" in each.file_name or not each.file_name.startswith(f"{version:020d}.")
+                for version, each in staged.items()
+            )
+        ):
+            raise self._nonsense(f"its commits of {table.full_name} are not those up to its newest version {newest}")
+        return Ratified(newest, staged)
+
+    def _offers_delta_api(self, catalog: str) -> bool:
+        known, now_s = self._has_delta_api.get(catalog), self._clock.monotonic_s()
+        if known and now_s < known[1]:
+            return known[0]
+        try:
+            query = {"catalog": catalog, "protocol-versions": "1.0"}
+            offers = LOAD_TABLE in self._get(f"{DELTA_API}/config", _Config, query=query).endpoints
+        except LogMissing:
+            offers = False
+        self._has_delta_api[catalog] = (offers, now_s + CONFIG_MAX_S)
+        return offers
+
+    def _pages(self, path: str, query: Mapping[str, str], kind: type[Any]) -> Iterator[Any]:
+        token, seen = None, set[str]()
+        while True:
+            page = self._get(path, kind, query={**query, "page_token": token} if token else query)
+            yield page
+            token = page.next_page_token
+            if not token:
+                return
+            if token in seen:
+                raise self._nonsense("its list has a page that leads back to itself")
+            seen.add(token)
+
+    def _get(self, path: str, kind: type[T], *, query: Mapping[str, str] | None = None, body: object = None) -> T:
+        """Raises LogMissing for 404."""
+        status, data = self._request(path, query, body)
+        if status == 401:
+            # The token may have been replaced since it was read.
+            self._token = None
+            status, data = self._request(path, query, body)
+        if status in (401, 403):
+            refused = "refuses the token" if status == 401 else "does not give the right to read"
+            raise Unauthorized(
+                f"the catalog {self.name} {refused} ({status})",
+                path=path,
+                hint=f"Check the token under sources.{self.name}, and the rights of its user. dvsync asks again.",
+            )
+        if status == 404:
+            raise LogMissing(
+                f"the catalog {self.name} does not have it", path=path, hint="Correct the name, or create the table."
+            )
+        if status != 200:
+            raise SourceCatalogAway(
+                f"the catalog {self.name} answers with status {status}",
+                path=path,
+                hint="Check the catalog's server, and sources. dvsync asks again.",
+            )
+        try:
+            return msgspec.json.decode(data, type=kind)
+        except (msgspec.DecodeError, RecursionError) as error:
+            raise self._nonsense(f"its answer to {path} is not what Unity's API says: {error}") from error
+
+    def _request(self, path: str, query: Mapping[str, str] | None, body: object) -> tuple[int, bytes]:
+        if self._clock.monotonic_s() < self._not_before_s:
+            raise self._away("it asked for patience, with Retry-After")
+        headers = {"Accept": "application/json"}
+        if token := self._bearer():
+            headers["Authorization"] = f"Bearer {token}"
+        return self._open("GET", f"{self._uri}{API}{path}", headers, fields=query, json=body)
+
+    def _open(self, method: str, url: str, headers: Mapping[str, str], **sent: Any) -> tuple[int, bytes]:
+        sent = {key: value for key, value in sent.items() if value is not None}
+        try:
+            # Redirects are not followed: they would carry the token to another place.
+            answer = self._pool.request(method, url, headers=headers, redirect=False, preload_content=False, **sent)
+            with closing(answer):
+                data = answer.read(ANSWER_BYTES_MAX + 1)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise self._away(str(error)) from error
+        if len(data) > ANSWER_BYTES_MAX:
+            raise self._nonsense(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
+        wait = answer.headers.get("Retry-After", "")
+        if answer.status in (429, 503) and wait.isdigit():
+            self._not_before_s = self._clock.monotonic_s() + min(float(wait), RETRY_AFTER_MAX_S)
+        return answer.status, data
+
+    def _bearer(self) -> str | None:
+        properties = self._properties
+        if "token" in properties or "credential" not in properties:
+            return properties.get("token")
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._token is None or now_s >= self._token[1]:
+                client, _, secret = properties["credential"].partition(":")
+                fields = {"grant_type": "client_credentials", "scope": properties.get("scope", "all-apis")}
+                headers = urllib3.make_headers(basic_auth=f"{client}:{secret}")
+                status, data = self._open(
+                    "POST", properties["oauth2-server-uri"], headers, fields=fields, encode_multipart=False
+                )
+                if status != 200:
+                    raise Unauthorized(
+                        f"the token server of the catalog {self.name} answers with status {status}",
+                        hint=f"Check sources.{self.name}.credential and oauth2-server-uri. dvsync asks again.",
+                    )
+                try:
+                    token = msgspec.json.decode(data, type=_Token)
+                except msgspec.DecodeError as error:
+                    raise self._nonsense(f"its token server's answer is no token: {error}") from error
+                self._token = Secret(token.access_token), now_s + token.expires_in * TOKEN_LIFE
+            return self._token[0]
+
+    def _away(self, why: str) -> SourceCatalogAway:
+        return SourceCatalogAway(
+            f"the catalog {self.name} does not answer: {why}",
+            hint=f"Check sources.{self.name}.uri, the network and the server. dvsync asks again.",
+        )
+
+    def _nonsense(self, why: str) -> SourceCatalogAway:
+        return SourceCatalogAway(
+            f"the catalog {self.name} makes no sense: {why}",
+            hint=f"Check that sources.{self.name}.uri leads to a Unity Catalog. dvsync asks again.",
+        )
+
+
+def _path_of(table: TableInfo) -> str:
+    catalog, schema, name = (quote(part, safe="") for part in (table.catalog_name, table.schema_name, table.name))
+    return f"/catalogs/{catalog}/schemas/{schema}/tables/{name}"
+
+
+def _renamed(catalog: str, full_name: str, found: str, wanted: str) -> LogMissing:
+    return LogMissing(
+        f"{full_name} is another table now in the catalog {catalog}: its id is {found}, and was {wanted}",
+        hint="The next listing of the catalog finds where the table is.",
+    )
