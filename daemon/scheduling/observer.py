@@ -59,8 +59,7 @@ class Observer:
 
     def restart_silence(self) -> None:
         """The table is polled again after a pause: the pause does not count as a time without an answer."""
-        if self._seen.polled_at_s is not None:
-            self._seen = replace(self._seen, polled_at_s=self._clock.monotonic_s())
+        self._seen = replace(self._seen, resumed_at_s=self._clock.monotonic_s())
 
     def show(self, record: TableRecord, *, syncing: bool = False) -> None:
         self._seen = replace(self._seen, record=record, syncing=syncing)
@@ -82,7 +81,7 @@ class Observer:
             self._seen,
             source_version=record.synced_version,
             behind_since_ms=None,
-            polled_at_s=self._clock.monotonic_s(),
+            checked_at_s=self._clock.monotonic_s(),
         )
         if more:
             self._find_first_unsynced(record)

@@ -437,8 +437,11 @@ def test_a_paused_table_tries_no_newer_version(bench):
 
 
 def test_a_resume_begins_the_time_without_a_look_anew(bench):
-    """While a table is paused nobody looks, and an error of a few seconds does not make that a reason."""
+    """While a table is paused nobody looks, and an error of a few seconds does not make that a reason. The status
+    still names the last look.
+    """
     bench.poll()
+    checked_at = bench.status.checked_at
     bench.store.record_pause(1, PAUSE)
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll(after_s=400)
@@ -447,6 +450,7 @@ def test_a_resume_begins_the_time_without_a_look_anew(bench):
     bench.follower.poll_fails = away()
     bench.poll(after_s=17)
     assert bench.board.find_unready() == []
+    assert bench.status.checked_at == checked_at
     bench.clock.time_s += 300
     (unready,) = bench.board.find_unready()
     assert unready.reason.startswith("retrying since ") and "ObjectStoreAway: no answer" in unready.reason
