@@ -35,9 +35,9 @@ from daemon.translate.delete_files import (
     delete_file_entries,
     delete_file_record,
 )
-from daemon.translate.delete_planner import DeletePlanner, copies, entries_of
 from daemon.translate.existing_table import check_places, lacks_row_ids
 from daemon.translate.plan import by_manifest
+from daemon.translate.planner import Planner, copies, entries_of
 from state import DeleteFileRecord, DeletionVectorDescriptor, FileKind, LiveFile, OrphanReason, TableRecord
 
 # Compact a data file to which more delete files apply, or two and more once this share of its rows is deleted.
@@ -198,7 +198,7 @@ def _gather(
     ]
 
 
-def _joined(crowds: Sequence[Crowd], deletes: DeletePlanner) -> list[Crowd]:
+def _joined(crowds: Sequence[Crowd], deletes: Planner) -> list[Crowd]:
     """Join crowds whose deletions can share delete files. A delete file has data files of one spec."""
     joined: dict[int, list[list[Crowd]]] = defaultdict(lambda: [[]])
     for crowd in crowds:
