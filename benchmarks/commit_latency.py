@@ -32,7 +32,7 @@ STEPS: Steps = {
     "read": [(DeltaLog, ("is_there", "has_version", "read_commit", "check_continuity")), (Target, ("find_table",))],
     "plan": [
         (advance, ("fold_commits", "next_shape")),
-        (Planner, ("tasks", "others", "complete")),
+        (Planner, ("tasks", "complete")),
         (transaction, ("view_of",)),
         (StateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files")),
     ],
