@@ -17,8 +17,8 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from pyspark.sql import SparkSession
 
+from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.deletion_vector import frame_bytes
-from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import as_bitmap, decode_positions, encode_positions
 from daemon.errors import CorruptInput, SchemaChanged, Unsupported
 from daemon.iceberg.manifests import (
