@@ -32,6 +32,7 @@ READ_AHEAD_BYTES_MAX = 256 << 10
 READ_AHEAD_MAX_S = 60.0
 # The shortest file with an action is `{"add":{}}`. A smaller file must be read to learn if it is damaged.
 COMMIT_MIN_BYTES = 10
+HINT_OTHER_LOG = "The table was recreated, or its log copied, restored or cleaned up."
 
 
 @dataclass(frozen=True)
@@ -204,7 +205,7 @@ class DeltaLog:
             return
         else:
             what = _replaced(version, known.what_differs(found) if known else "timestamp")
-        raise self._other_log(what, version)
+        raise self._resync_needed(what, version)
 
     def is_untouched(self, version: int) -> bool:
         """Return whether the commit file is there, as it was when it was last read or checked. One request."""
@@ -251,28 +252,24 @@ class DeltaLog:
             raise self._resync_needed(
                 f"commit {after + 1} is gone from the log; the oldest commit after it is {beyond[0]}",
                 after + 1,
-                "The log was cleaned up before dvsync read it. dvsync compares both states and commits the difference.",
+                "The log was cleaned up before dvsync read it.",
             )
         if max(commits, default=-1) >= after or self.has_version(after):
             # Whether the newest synced commit is the same, is asked at each sync.
             older = {version: meta for version, meta in commits.items() if version < after}
             now, replaced = compare_listed(older, recent, self._probe)
             for version, differing in replaced:
-                raise self._other_log(_replaced(version, differing), version)
+                raise self._resync_needed(_replaced(version, differing), version)
             return tuple(each for each in now if each not in recent)
         if not commits and not any(self._list(after="")):
             raise log_gone(self.location)
         raise self._resync_needed(
             f"the log ends before version {after}, which is already synced",
             after,
-            "The table was recreated at the same place. dvsync commits the whole new table in one snapshot.",
+            "The table was recreated at the same place.",
         )
 
-    def _other_log(self, what: str, version: int) -> ResyncNeeded:
-        cause = "The table was recreated, or its log copied, restored or cleaned up."
-        return self._resync_needed(what, version, f"{cause} dvsync compares both states and commits the difference.")
-
-    def _resync_needed(self, what: str, version: int, hint: str) -> ResyncNeeded:
+    def _resync_needed(self, what: str, version: int, hint: str = HINT_OTHER_LOG) -> ResyncNeeded:
         return ResyncNeeded(what, version=version, path=self.commit_path(version), hint=hint)
 
     def gap(self, missing: int, following: int) -> CorruptInput:

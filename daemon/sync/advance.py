@@ -114,8 +114,7 @@ def _placed_errors(context: TableContext, commits: Sequence[Commit], *, from_log
                 f"version {version} can no longer be read ({error.message}), and newer versions exist",
                 version=version,
                 path=error.path,
-                hint="VACUUM removed files before dvsync read them. dvsync compares both states and commits the "
-                "difference.",
+                hint="VACUUM removed files before dvsync read them.",
             ) from error
         # If the error names no file, the refused contents are in the commit file itself.
         path = context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None
