@@ -14,7 +14,7 @@ import msgspec
 
 from daemon.clock import Clock
 from daemon.delta.actions import Commit, Totals
-from daemon.delta.commit_file import HEAD_BYTES, CommitReader, KnownCommit, compare_listed, identify, too_large
+from daemon.delta.commit_file import HEAD_BYTES, CommitReader, KnownCommit, compare_listed, known_commit, too_large
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.store.locations import FileMeta, Span
 from daemon.store.storage import FileIOStorage
@@ -130,7 +130,7 @@ class DeltaLog:
             what = f"the commit file had {meta.size} bytes, and {compared} when it was read"
             raise _incomplete(what, version, path, file.size_bytes)
         if fault is None and actions:
-            known = identify(version, meta, first_line=file.first, head=file.head)
+            known = known_commit(version, meta, first_line=file.first, head=file.head)
             commit = file.commit(self.location, actions, known)
             self._known = known
             return commit
@@ -151,6 +151,7 @@ class DeltaLog:
             meta, blocks = self._storage.read_blocks(path)
             file = CommitReader(to_version, path, blocks, size_max=sys.maxsize)
             actions, fault = file.decode()
+            # The time of the file is not the last commit's: `replay` asks for that.
             known = KnownCommit(CommitIdentity(to_version, meta.size, meta.modified_ms), timestamp_ms=0)
             return file.commit(self.location, actions, known) if actions and not fault else None
         except (ObjectMissing, CorruptInput, Unsupported):
@@ -226,7 +227,7 @@ class DeltaLog:
             head += block[: HEAD_BYTES - len(head)]
             if len(head) == HEAD_BYTES:
                 break
-        return identify(version, meta, first_line=next(filter(bytes.strip, head.split(b"\n")), b""), head=head)
+        return known_commit(version, meta, first_line=next(filter(bytes.strip, head.split(b"\n")), b""), head=head)
 
     def check_continuity(self, after: int, recent: Collection[CommitIdentity] = ()) -> tuple[CommitIdentity, ...]:
         """Raise `ResyncNeeded` if version `after + 1` can never be read or a commit before `after` is not the one in
