@@ -203,7 +203,7 @@ class TableCycle:
         if self._is_changed:
             # A person's change, if there still is one: a sync may have ended since it was seen.
             self._is_changed = False
-            with logged_if_away(events.STATE_UNREAD):
+            with logged_if_away(events.STATE_UNREAD, table=self.name):
                 record = self._read()
                 if self.is_overruled_by(record):
                     self.take_up(record)

@@ -549,6 +549,17 @@ def test_a_store_that_is_away_hides_no_error(bench):
     assert {"sync.failed", "state.unrecorded"} <= {line["event"] for line in logs}
 
 
+def test_a_row_that_cannot_be_read_is_told_with_its_table(bench):
+    """A poll reads it, outside of a sync, whose lines have the table's name anyway."""
+    bench.poll()
+    bench.store.record_pause(1, PAUSE)
+    assert bench.cycle.notice(bench.store.list_tables()[0])
+    away = StateUnavailable("disk full")
+    with mock.patch.object(bench.store, "open_table", side_effect=away), capture_logs() as logs:
+        bench.poll()
+    assert [line["table"] for line in logs if line["event"] == "state.unread"] == ["orders"]
+
+
 def test_the_lag_is_the_age_of_the_oldest_version_not_shown(bench):
     """It grows while the table fails, counts against the budget, and is zero again afterwards."""
     bench.poll()
