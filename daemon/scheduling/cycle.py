@@ -215,7 +215,7 @@ class TableCycle:
         if self._outer_error and not self.pause:
             outer_error, self._outer_error = self._outer_error, None
             return self._failed(outer_error, self._clock.now_ms())
-        if self.has_newer_version():
+        if self.turn_to_newer_version():
             return None
         until_retry_s = self._until_retry_s()
         if is_held(self._record) or until_retry_s > 0:
@@ -234,8 +234,8 @@ class TableCycle:
         self.observer.show_in_step(self._record, more=False)
         return CycleResult()
 
-    def has_newer_version(self) -> bool:
-        """Return whether a table that failed has a newer Delta version to try: its whole state is compared then."""
+    def turn_to_newer_version(self) -> bool:
+        """Return whether a failed table has a newer Delta version; if so, the next sync compares its whole state."""
         wait = self._wait
         if wait is None or self.pause or self._clock.monotonic_s() < wait.newer_at_s:
             return False
