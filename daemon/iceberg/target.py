@@ -27,7 +27,7 @@ from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.retention import TAG, Tag
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
-from daemon.iceberg.version_hint import HINT_FAILED, SUFFIX, write_hint
+from daemon.iceberg.version_hint import ADVICE, SUFFIX, write_hint
 from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -222,8 +222,8 @@ class Target:
             self._hinted, self._hint_failed = table.metadata_location, False
         except Exception as error:
             if not self._hint_failed:
-                hint = error.hint if isinstance(error, SyncError) else HINT_FAILED
-                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=hint)
+                advice = error.hint if isinstance(error, SyncError) else ADVICE
+                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=advice)
             self._hint_failed = True
 
     @contextmanager
@@ -235,7 +235,7 @@ class Target:
         except (CommitFailedException, TableAlreadyExistsError) as error:
             raise CommitConflict(
                 f"another writer committed to {self.identifier} first: {error}",
-                hint="dvsync reads the table again and parks it if the other writer is not dvsync.",
+                hint="dvsync reads the table again. If the other writer is not dvsync, `on_foreign_commit` counts.",
             ) from error
         except Exception as error:
             is_new = isinstance(table, StagedTable) or table.metadata.format_version < format_version
