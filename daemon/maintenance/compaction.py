@@ -70,8 +70,8 @@ class Compaction:
 class Crowd:
     """Data files with all of their delete files, which apply to no other data file.
 
-    `changes` has what is written instead: the contents of each delete file, with its spec id. Those of one that
-    `is_outdated` must be written again, whatever their number. `vectors` are the deletion vectors by data file.
+    `changes` has what is written instead: the contents of each delete file, with its spec id. A crowd that
+    `is_outdated` is written again even if that saves no delete file. `vectors` are the deletion vectors by data file.
     """
 
     data_files: tuple[LiveFile, ...]
@@ -114,14 +114,14 @@ class Compactor:
             crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shape)
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
-            few = [each for each in crowds if each.is_outdated or len(each.changes) < len(each.delete_files)]
+            useful = [each for each in crowds if each.is_outdated or len(each.changes) < len(each.delete_files)]
             # One that failed before is left out as long as it has the same deletion vectors.
-            worth = [crowd for crowd in few if not crowd.vectors.items() <= self._unreadable.items()]
+            readable = [crowd for crowd in useful if not crowd.vectors.items() <= self._unreadable.items()]
             if dry_run:
-                done += _sum(_joined(worth, deletes))
+                done += _sum(_joined(readable, deletes))
                 continue
             # After a failure, split the part in halves until the unreadable crowd is alone.
-            parts = [worth] if worth else []
+            parts = [readable] if readable else []
             while parts and not stop.is_set():
                 part = parts.pop()
                 try:
@@ -292,7 +292,7 @@ def _commit(
     record, table = context.find_record(), context.target.find_table()
     if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
         return None
-    kept = [(now, crowd, some) for crowd, some in tasks if (now := _unchanged(context, record, crowd))]
+    kept = [(now, crowd, of_crowd) for crowd, of_crowd in tasks if (now := _unchanged(context, record, crowd))]
     if not kept:
         return None
     snapshot, marker = table.current_snapshot(), shown_by(table)
@@ -301,7 +301,7 @@ def _commit(
     if table.metadata.format_version != definition.format_version or lacks_row_ids(table, context.settings):
         return None  # Another process upgraded the table meanwhile.
     transaction.move_to(record, table, definition)
-    used = [(task, files[task.output_path]) for _, _, some in kept for task in some]
+    used = [(task, files[task.output_path]) for _, _, of_crowd in kept for task in of_crowd]
     delta = RowDelta(
         snapshot_id=transaction.id,
         removed_delete_files=by_manifest(entry for now, _, _ in kept for file in now for entry in entries_of(file)),
