@@ -219,12 +219,9 @@ def test_verify_finds_a_second_delete_file(pair: Pair) -> None:
     write_manifest(
         iceberg.io,
         manifest.manifest_path,
-        ManifestContent.DELETES,
+        ManifestHeader(ManifestContent.DELETES, iceberg.schema(), iceberg.spec(), 3),
         entries,
-        spec=iceberg.spec(),
-        schema=iceberg.schema(),
         snapshot_id=snapshot.snapshot_id,
-        format_version=3,
     )
     proof = Verifier(pair.bench.context).verify(Scope(Level.METADATA), Event())
     assert proof and proof.findings.counts[Fault.VECTOR_NOT_ALONE] == 1
