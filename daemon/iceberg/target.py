@@ -161,35 +161,27 @@ class Target:
         commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The files stay in both cases.
         """
         metadata = table.metadata
-        parent_id, sequence_number = metadata.current_snapshot_id, metadata.next_sequence_number()
         since_ms = 0 if isinstance(table, StagedTable) else metadata.last_updated_ms + 1
         first_row_id = next_row_id(metadata)
-        row_ids_end = write_manifest_list(
-            table.io,
-            prepared.manifest_list_path,
-            prepared.manifests,
-            snapshot_id=prepared.snapshot_id,
-            parent_snapshot_id=parent_id,
-            sequence_number=sequence_number,
-            format_version=definition.format_version,
-            next_row_id=first_row_id,
-        )
         with_row_ids = has_row_lineage(definition.format_version)
         tag = None if tag and (tag.name in metadata.refs or _is_nessie(table)) else tag
         tagged = {TAG: tag.name} if tag else {}
         snapshot = Snapshot(
             snapshot_id=prepared.snapshot_id,
-            parent_snapshot_id=parent_id,
-            sequence_number=sequence_number,
+            parent_snapshot_id=metadata.current_snapshot_id,
+            sequence_number=metadata.next_sequence_number(),
             # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
             timestamp_ms=max(self.clock.now_ms(), since_ms),
             manifest_list=prepared.manifest_list_path,
             summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self.signature, **tagged),
             schema_id=definition.schema.schema_id,
             first_row_id=first_row_id if with_row_ids else None,
-            # Row ids that Delta gave to rows must not be given to others later.
-            added_rows=max(row_ids_end, prepared.row_ids_end) - first_row_id if with_row_ids else None,
         )
+        row_ids_end = write_manifest_list(table.io, prepared.manifests, snapshot, definition.format_version)
+        if with_row_ids:
+            # Row ids that Delta gave to rows must not be given to others later.
+            added_rows = max(row_ids_end, prepared.row_ids_end) - first_row_id
+            snapshot = snapshot.model_copy(update={"added_rows": added_rows})
         updates, requirements = _changes(table, definition, snapshot, tag)
         manifests = {*prepared.placements.values(), *prepared.moved_manifests.values()}
         try:

@@ -23,7 +23,7 @@ from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import find_sharing
-from daemon.sync.outcomes import remembered_account, unchanged_outcome
+from daemon.sync.outcomes import Shown, remembered_account, unchanged_outcome
 from daemon.sync.rebuild import rebuild
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, shape_of
@@ -240,7 +240,7 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     if table is None or version is None:
         return Compaction()
     shape = shape_of(table, context.settings)
-    transaction = Transaction(context, record, table, shape.definition, to_version=version)
+    transaction = Transaction(context, Shown(record, table), shape.definition, to_version=version)
     names = transaction.delete_file_names(shape.deletes.suffix)
     tasks = [
         (crowd, [DeleteFileTask(next(names), spec_id, changes) for spec_id, changes in crowd.changes])
@@ -300,8 +300,8 @@ def _commit(
     definition = shape_of(table, context.settings).definition
     if table.metadata.format_version != definition.format_version or lacks_row_ids(table, context.settings):
         return None  # Another process upgraded the table meanwhile.
-    transaction.move_to(record, table, definition)
     used = [(task, files[task.output_path]) for _, _, of_crowd in kept for task in of_crowd]
+    transaction.move_to(Shown(record, table), definition)
     delta = RowDelta(
         snapshot_id=transaction.id,
         removed_delete_files=by_manifest(entry for now, _, _ in kept for file in now for entry in entries_of(file)),

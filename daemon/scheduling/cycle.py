@@ -17,7 +17,6 @@ import structlog
 from msgspec.structs import replace
 
 from daemon.clock import Clock
-from daemon.config.settings import TableSettings
 from daemon.errors import ProofFailed, SyncError, TargetHeld
 from daemon.observe import log as events
 from daemon.observe.tracing import Span, Tracer
@@ -76,7 +75,6 @@ class TableCycle:
 
     def __init__(
         self,
-        table: TableSettings,
         follower: Follower,
         observer: Observer,
         *,
@@ -86,7 +84,7 @@ class TableCycle:
         tracer: Tracer | None = None,
     ) -> None:
         """Raises StateUnavailable."""
-        self.table = table
+        self.table = table = observer.table
         self.name = table.name
         self.observer = observer
         self._follower = follower

@@ -6,6 +6,7 @@ import structlog
 from msgspec.structs import replace
 
 from daemon.clock import Clock
+from daemon.config.settings import TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch
 from daemon.observe import log as events
@@ -35,8 +36,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class Observer:
     """Observes one table for its cycle. It never changes what the cycle does, and only `load_past` raises."""
 
-    def __init__(self, name: str, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
-        self._name = name
+    def __init__(self, table: TableSettings, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
+        self.table = table
+        self._name = table.name
         self._source = log
         self._store = store
         self._board = board

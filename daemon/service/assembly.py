@@ -40,26 +40,33 @@ if TYPE_CHECKING:
 NOTICES_END_MAX_S = 1.0
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all tables share."""
+
+    store: StateStore
+    spark: SparkPipeline
+    catalogs: Catalogs
+    clock: Clock
+    limits: LimitsSettings
+
+
 def make_context(
     table: TableSettings,
-    *,
+    shared: Shared,
     properties: Mapping[str, str],
-    catalogs: Catalogs,
-    store: StateStore,
-    spark: SparkPipeline,
-    clock: Clock,
-    limits: LimitsSettings,
+    *,
     writer: Writer | None = None,
     progress: Progress | None = None,
 ) -> TableContext:
-    """Build the parts of one table around what all tables share."""
-    storage = FileIOStorage(properties)
+    """Build the parts of one table."""
+    storage, store, clock = FileIOStorage(properties), shared.store, shared.clock
     return TableContext(
         settings=table,
         log=DeltaLog(storage, table.source, clock),
         target=Target(
             table.catalog,
-            lambda: catalogs.open(table.catalog),
+            lambda: shared.catalogs.open(table.catalog),
             table.target,
             table.location,
             clock,
@@ -68,11 +75,11 @@ def make_context(
             version_hint=table.version_hint,
         ),
         store=store,
-        runner=Runner(spark, table.engine),
+        runner=Runner(shared.spark, table.engine),
         storage=storage,
         properties=properties,
         clock=clock,
-        limits=limits,
+        limits=shared.limits,
         writer=writer,
         progress=progress,
     )
@@ -96,12 +103,8 @@ class Parts:
         """The parts of `table`. With a `board`, steps and notices are counted there, and hooks are notified."""
         context = make_context(
             table,
-            properties=self.settings.file_properties(table.catalog),
-            catalogs=self.catalogs,
-            store=self.store,
-            spark=self.spark,
-            clock=self.clock,
-            limits=self.settings.limits,
+            Shared(self.store, self.spark, self.catalogs, self.clock, self.settings.limits),
+            self.settings.file_properties(table.catalog),
             writer=Writer(self.settings.state.place, self.settings.share),
             progress=progress,
         )
@@ -140,12 +143,10 @@ class Parts:
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
-        table, clock = context.settings, self.clock
-        observer = Observer(table.name, context.log, store=self.store, board=board, clock=clock)
+        store, clock = self.store, self.clock
+        observer = Observer(context.settings, context.log, store=store, board=board, clock=clock)
         tracer = Tracer(clock, self.telemetry.send if self.telemetry else None)
-        return TableCycle(
-            table, Follower(context), observer, store=self.store, clock=clock, random=Random(), tracer=tracer
-        )
+        return TableCycle(Follower(context), observer, store=store, clock=clock, random=Random(), tracer=tracer)
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""

@@ -68,7 +68,7 @@ def advance(
         shape = shape.with_files(inspection.traits)
         first, last = change.from_version, change.to_version
         with Transaction(
-            context, record, shown.table, shape.definition, from_version=first, to_version=last, step=context.step
+            context, shown, shape.definition, from_version=first, to_version=last, step=context.step
         ) as transaction:
             plan = SyncPlan(change, live, shape.table, inspection.metrics)
             completed = write_deletions(context, transaction, record, shape.deletes, plan)

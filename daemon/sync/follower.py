@@ -204,7 +204,7 @@ class Follower:
             return shown
         outcome = unchanged_outcome(shown.record)
         definition = shape_of(table, context.settings).definition
-        with Transaction(context, shown.record, table, definition, to_version=outcome.to_version) as transaction:
+        with Transaction(context, shown, definition, to_version=outcome.to_version) as transaction:
             transaction.begin({})
             shown = transaction.define(outcome)
         _log.info(events.TARGET_UPGRADED, format_version=context.settings.format_version)

@@ -188,9 +188,8 @@ class Bench:
     def start(self) -> None:
         """What a new process does."""
         self.cycle = TableCycle(
-            self.table,
             self.follower,
-            Observer(self.table.name, self.follower, store=self.store, board=self.board, clock=self.clock),
+            Observer(self.table, self.follower, store=self.store, board=self.board, clock=self.clock),
             store=self.store,
             clock=self.clock,
             random=Random(1),
@@ -704,8 +703,8 @@ class Running:
     def add(self, table: TableSettings) -> None:
         """Follow one of the tables, perhaps with other settings than before."""
         follower, store, clock = self.followers[table.name], self.store, self.clock
-        observer = Observer(table.name, follower, store=store, board=self.board, clock=clock)
-        cycle = TableCycle(table, follower, observer, store=store, clock=clock, random=Random(1))
+        observer = Observer(table, follower, store=store, board=self.board, clock=clock)
+        cycle = TableCycle(follower, observer, store=store, clock=clock, random=Random(1))
         self.fleet._cycles[cycle.name] = cycle
         maintainer = self.maintainers[cycle.name]
         job = MaintenanceJob(cycle, maintainer, board=self.board, clock=clock)
