@@ -37,11 +37,11 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 	$(BIN)/mypy
 
 # In the order of the folders, the short unit tests are last, and both workers end together.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 TESTS ?= tests/integration
 
 check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; no JVM
-	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long"
+	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long" -k "not postgresql"
 
 # Each of the tests' JVMs starts with a third less work. One made by another Java is not used.
 $(STAMPS)/spark.jsa: $(STAMPS)/jars

@@ -19,7 +19,7 @@ from daemon.delta.log import DeltaLog
 from daemon.iceberg.target import Target
 from daemon.pipeline.runner import Runner
 from daemon.sync import advance, transaction
-from daemon.translate.delete_planner import DeletePlanner
+from daemon.translate.planner import Planner
 from state.sql.store import StateStore
 from tests.kit.handmade import Bench, HandmadeTable
 
@@ -32,7 +32,7 @@ STEPS: Steps = {
     "read": [(DeltaLog, ("is_there", "has_version", "read_commit", "check_continuity")), (Target, ("find_table",))],
     "plan": [
         (advance, ("fold_commits", "next_shape")),
-        (DeletePlanner, ("tasks", "others", "complete")),
+        (Planner, ("tasks", "complete")),
         (transaction, ("view_of",)),
         (StateStore, ("open_table", "find_open_intents", "find_live_files", "find_delete_files")),
     ],

@@ -37,7 +37,7 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import SparkState
 from daemon.sync import transaction
-from daemon.translate.delete_planner import DeletePlanner
+from daemon.translate.planner import Planner
 from state.sql.store import StateStore
 from tests.kit.handmade import Bench
 
@@ -46,7 +46,7 @@ TARGET_S = 60
 STEPS: Steps = {
     "state read": [(runner, ("read_table_state",))],
     "manifests": [(SparkState, ("map_adds",))],
-    "plan": [(DeletePlanner, ("tasks", "complete"))],
+    "plan": [(Planner, ("tasks", "complete"))],
     "DV kernel": [(Runner, ("write_delete_files",))],
     "commit": [(transaction, ("prepare_snapshot",)), (Target, ("find_table", "stage", "commit"))],
     "state store": [

@@ -18,7 +18,7 @@ from pathlib import Path
 from benchmarks.kernel_throughput import Shape, kernel_runner, shapes, stored_tasks
 from daemon.iceberg.puffin import SUFFIX
 from daemon.store.durable import force_to_disk
-from daemon.translate.delete_planner import VECTORS_MAX
+from daemon.translate.planner import VECTORS_MAX
 
 TARGET = 0.5
 FRAME_BYTES = 8

@@ -89,7 +89,7 @@ def sync_tables(
             more = True
             while more and not stop.is_set():
                 done = cycle.sync(stop, full=full)
-                if done.error and cycle.has_newer_version():
+                if done.error and cycle.turn_to_newer_version():
                     done = cycle.sync(stop)
                 watch.compare(board.statuses(), parts.store.list_tables())
                 yield table, done

@@ -203,7 +203,7 @@ class KnownCommit:
         return (self.identity.size_bytes, self.timestamp_ms) == (other.identity.size_bytes, other.timestamp_ms)
 
 
-def identify(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) -> KnownCommit:
+def known_commit(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) -> KnownCommit:
     """Identify a commit file by its first HEAD_BYTES. Its first line has the in-commit timestamp of PROTOCOL.md."""
     try:
         info = msgspec.json.decode(first_line, type=_FirstLine).commit_info

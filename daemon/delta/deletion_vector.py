@@ -12,7 +12,7 @@ from uuid import UUID, uuid4
 import msgspec
 from isal.isal_zlib import crc32  # ten times as fast as zlib's
 
-from daemon.delta.large_set import MAGIC_PORTABLE_BYTES, DVPlace
+from daemon.delta.bitmap_format import MAGIC_PORTABLE_BYTES, DVPlace
 from daemon.delta.position_set import (
     PositionSet,
     as_bitmap,

@@ -14,7 +14,7 @@ import msgspec
 
 from daemon.clock import Clock
 from daemon.delta.actions import Commit, Totals
-from daemon.delta.commit_file import HEAD_BYTES, CommitReader, KnownCommit, compare_listed, identify, too_large
+from daemon.delta.commit_file import HEAD_BYTES, CommitReader, KnownCommit, compare_listed, known_commit, too_large
 from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
 from daemon.store.locations import FileMeta, Span
 from daemon.store.storage import FileIOStorage
@@ -32,6 +32,7 @@ READ_AHEAD_BYTES_MAX = 256 << 10
 READ_AHEAD_MAX_S = 60.0
 # The shortest file with an action is `{"add":{}}`. A smaller file must be read to learn if it is damaged.
 COMMIT_MIN_BYTES = 10
+HINT_OTHER_LOG = "The table was recreated, or its log copied, restored or cleaned up."
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ class DeltaLog:
             what = f"the commit file had {meta.size} bytes, and {compared} when it was read"
             raise _incomplete(what, version, path, file.size_bytes)
         if fault is None and actions:
-            known = identify(version, meta, first_line=file.first, head=file.head)
+            known = known_commit(version, meta, first_line=file.first, head=file.head)
             commit = file.commit(self.location, actions, known)
             self._known = known
             return commit
@@ -150,6 +151,7 @@ class DeltaLog:
             meta, blocks = self._storage.read_blocks(path)
             file = CommitReader(to_version, path, blocks, size_max=sys.maxsize)
             actions, fault = file.decode()
+            # The time of the file is not the last commit's: `replay` asks for that.
             known = KnownCommit(CommitIdentity(to_version, meta.size, meta.modified_ms), timestamp_ms=0)
             return file.commit(self.location, actions, known) if actions and not fault else None
         except (ObjectMissing, CorruptInput, Unsupported):
@@ -204,7 +206,7 @@ class DeltaLog:
             return
         else:
             what = _replaced(version, known.what_differs(found) if known else "timestamp")
-        raise self._other_log(what, version)
+        raise self._resync_needed(what, version)
 
     def is_untouched(self, version: int) -> bool:
         """Return whether the commit file is there, as it was when it was last read or checked. One request."""
@@ -225,7 +227,7 @@ class DeltaLog:
             head += block[: HEAD_BYTES - len(head)]
             if len(head) == HEAD_BYTES:
                 break
-        return identify(version, meta, first_line=next(filter(bytes.strip, head.split(b"\n")), b""), head=head)
+        return known_commit(version, meta, first_line=next(filter(bytes.strip, head.split(b"\n")), b""), head=head)
 
     def check_continuity(self, after: int, recent: Collection[CommitIdentity] = ()) -> tuple[CommitIdentity, ...]:
         """Raise `ResyncNeeded` if version `after + 1` can never be read or a commit before `after` is not the one in
@@ -251,28 +253,24 @@ class DeltaLog:
             raise self._resync_needed(
                 f"commit {after + 1} is gone from the log; the oldest commit after it is {beyond[0]}",
                 after + 1,
-                "The log was cleaned up before dvsync read it. dvsync compares both states and commits the difference.",
+                "The log was cleaned up before dvsync read it.",
             )
         if max(commits, default=-1) >= after or self.has_version(after):
             # Whether the newest synced commit is the same, is asked at each sync.
             older = {version: meta for version, meta in commits.items() if version < after}
             now, replaced = compare_listed(older, recent, self._probe)
             for version, differing in replaced:
-                raise self._other_log(_replaced(version, differing), version)
+                raise self._resync_needed(_replaced(version, differing), version)
             return tuple(each for each in now if each not in recent)
         if not commits and not any(self._list(after="")):
             raise log_gone(self.location)
         raise self._resync_needed(
             f"the log ends before version {after}, which is already synced",
             after,
-            "The table was recreated at the same place. dvsync commits the whole new table in one snapshot.",
+            "The table was recreated at the same place.",
         )
 
-    def _other_log(self, what: str, version: int) -> ResyncNeeded:
-        cause = "The table was recreated, or its log copied, restored or cleaned up."
-        return self._resync_needed(what, version, f"{cause} dvsync compares both states and commits the difference.")
-
-    def _resync_needed(self, what: str, version: int, hint: str) -> ResyncNeeded:
+    def _resync_needed(self, what: str, version: int, hint: str = HINT_OTHER_LOG) -> ResyncNeeded:
         return ResyncNeeded(what, version=version, path=self.commit_path(version), hint=hint)
 
     def gap(self, missing: int, following: int) -> CorruptInput:

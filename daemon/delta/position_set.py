@@ -12,7 +12,7 @@ from typing import Final, TypeVar
 
 from pyroaring import BitMap, BitMap64
 
-from daemon.delta.large_set import CHUNK_POSITIONS_MAX, COOKIE_NO_RUNS, MAGIC_PORTABLE_BYTES, DVPlace, LargeSet
+from daemon.delta.bitmap_format import CHUNK_POSITIONS_MAX, COOKIE_NO_RUNS, MAGIC_PORTABLE_BYTES, DVPlace, IndexedSet
 
 SMALL_BYTES_MAX: Final = 1 << 16
 CHECKED_BYTES_MAX: Final = 1 << 23  # decoding a DV to check it needs about twice its size
@@ -22,7 +22,7 @@ LARGE_CONTAINER_BYTES: Final = 2048  # on average
 _ONE_BITMAP: Final = MAGIC_PORTABLE_BYTES + struct.pack("<QI", 1, 0)
 
 # What `decode_positions` returns.
-PositionSet = BitMap64 | LargeSet
+PositionSet = BitMap64 | IndexedSet
 _Bitmap = TypeVar("_Bitmap", BitMap, BitMap64)
 
 
@@ -41,7 +41,7 @@ def new_positions(after: PositionSet, before: PositionSet | None = None) -> Iter
 
 
 def _differences(after: PositionSet, before: PositionSet | None) -> Iterator[BitMap64]:
-    if isinstance(after, BitMap64) and not isinstance(before, LargeSet):
+    if isinstance(after, BitMap64) and not isinstance(before, IndexedSet):
         yield after - before if before else after
         return
     after, before = _index_small(after), _index_small(before or BitMap64())
@@ -87,7 +87,7 @@ def decode_positions(data: memoryview, *, cardinality: int, place: DVPlace) -> P
         small = _deserialize_exactly(BitMap64, bytes(data[len(MAGIC_PORTABLE_BYTES) :])) if is_one else None
         if small and len(small) == cardinality:
             return small
-    positions = LargeSet.index(data, place) if data or cardinality else BitMap64()
+    positions = IndexedSet.index(data, place) if data or cardinality else BitMap64()
     if len(positions) != cardinality:
         raise place.corrupt(f"the bitmap holds {len(positions)} positions, the log says {cardinality}")
     return positions
@@ -144,7 +144,7 @@ def _deserialize_exactly(kind: type[_Bitmap], serialized: bytes) -> _Bitmap | No
     return bitmap if bitmap is not None and bitmap.serialize() == serialized else None
 
 
-def _index_small(positions: PositionSet) -> LargeSet:
-    if isinstance(positions, LargeSet):
+def _index_small(positions: PositionSet) -> IndexedSet:
+    if isinstance(positions, IndexedSet):
         return positions
-    return LargeSet.index(memoryview(MAGIC_PORTABLE_BYTES + positions.serialize()), DVPlace("", None))
+    return IndexedSet.index(memoryview(MAGIC_PORTABLE_BYTES + positions.serialize()), DVPlace("", None))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from operator import itemgetter
 from typing import cast
@@ -32,6 +33,7 @@ from pyiceberg.manifest import (
 )
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.types import DoubleType, NestedField, StringType, StructType
 from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 
@@ -121,22 +123,30 @@ def _entry_schema(partition_type: StructType, version: int) -> Schema:
     return manifest_entry_schema_with_data_file(version, data_file)  # type: ignore[arg-type]
 
 
+@dataclass(frozen=True)
+class ManifestHeader:
+    """What all entries of a manifest have in common: Iceberg spec, "Manifests", the key-value metadata."""
+
+    content: ManifestContent
+    schema: Schema
+    spec: PartitionSpec
+    format_version: int = 2
+
+
 def write_manifest(
     io: FileIO,
     path: str,
-    content: ManifestContent,
+    header: ManifestHeader,
     entries: Sequence[ManifestEntry],
     *,
-    spec: PartitionSpec,
-    schema: Schema,
     snapshot_id: int,
-    format_version: int = 2,
     at_once: bool = False,
 ) -> ManifestFile:
     """Write a manifest of at least one entry; the commit sets its sequence number. `at_once` as in `place_to_write`.
 
     Added entries carry no sequence numbers: they inherit the snapshot's (Iceberg spec, "Sequence Number Inheritance").
     """
+    content, schema, spec, format_version = header.content, header.schema, header.spec, header.format_version
     metadata = {
         "schema": schema.model_dump_json(),
         "schema-id": str(schema.schema_id),
@@ -262,23 +272,18 @@ def _schema_of(avro_schema: str) -> Schema:
 
 
 def write_manifest_list(
-    io: FileIO,
-    path: str,
-    manifests: Iterable[ManifestFile],
-    *,
-    snapshot_id: int,
-    parent_snapshot_id: int | None,
-    sequence_number: int,
-    format_version: int = 2,
-    next_row_id: int = 0,
+    io: FileIO, manifests: Iterable[ManifestFile], snapshot: Snapshot, format_version: int = 2
 ) -> int:
-    """Write the list. New manifests, which have no sequence number, get the snapshot's.
+    """Write the list of `snapshot`. New manifests, which have no sequence number, get the snapshot's.
 
-    From version 3 on, data manifests without row ids get those from `next_row_id` on. Returns the next free row id.
-    The given records are not changed, so that a retry can write them with other numbers.
+    From version 3 on, data manifests without row ids get those from the snapshot's first one on. Returns the next free
+    row id. The given records are not changed, so that a retry can write them with other numbers.
     """
+    path, next_row_id, sequence_number = snapshot.manifest_list, snapshot.first_row_id or 0, snapshot.sequence_number
+    assert sequence_number is not None, "format version 1 is not written"
+    parent_snapshot_id = snapshot.parent_snapshot_id
     metadata = {
-        "snapshot-id": str(snapshot_id),
+        "snapshot-id": str(snapshot.snapshot_id),
         "parent-snapshot-id": "null" if parent_snapshot_id is None else str(parent_snapshot_id),
         "sequence-number": str(sequence_number),
         "format-version": str(format_version),

@@ -25,6 +25,7 @@ from daemon.errors import StateMismatch, TargetUnreadable
 from daemon.iceberg.manifests import (
     MANIFEST_ENTRIES_MAX,
     EntryKey,
+    ManifestHeader,
     content_span,
     end_of_row_ids,
     entry_key,
@@ -158,12 +159,14 @@ def prepare_snapshot(table: TableView, delta: RowDelta, announce: Callable[[Sequ
         write_manifest(
             table.io,
             draft.path,
-            draft.content,
+            ManifestHeader(
+                draft.content,
+                schema_with_sources(table.specs[draft.spec_id], table.schemas),
+                table.specs[draft.spec_id],
+                table.format_version,
+            ),
             draft.entries,
-            spec=table.specs[draft.spec_id],
-            schema=schema_with_sources(table.specs[draft.spec_id], table.schemas),
             snapshot_id=delta.snapshot_id,
-            format_version=table.format_version,
         )
         for draft in drafts
     ]

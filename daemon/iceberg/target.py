@@ -27,7 +27,7 @@ from daemon.iceberg.pyiceberg_ext.commits import Announce, added_schema, commit_
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.retention import TAG, Tag
 from daemon.iceberg.row_delta import PreparedSnapshot, TableView
-from daemon.iceberg.version_hint import HINT_FAILED, SUFFIX, write_hint
+from daemon.iceberg.version_hint import ADVICE, SUFFIX, write_hint
 from daemon.observe import log as events
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -161,35 +161,27 @@ class Target:
         commit certainly did not land) and `CommitOutcomeUnknown` if it may have landed. The files stay in both cases.
         """
         metadata = table.metadata
-        parent_id, sequence_number = metadata.current_snapshot_id, metadata.next_sequence_number()
         since_ms = 0 if isinstance(table, StagedTable) else metadata.last_updated_ms + 1
         first_row_id = next_row_id(metadata)
-        row_ids_end = write_manifest_list(
-            table.io,
-            prepared.manifest_list_path,
-            prepared.manifests,
-            snapshot_id=prepared.snapshot_id,
-            parent_snapshot_id=parent_id,
-            sequence_number=sequence_number,
-            format_version=definition.format_version,
-            next_row_id=first_row_id,
-        )
         with_row_ids = has_row_lineage(definition.format_version)
         tag = None if tag and (tag.name in metadata.refs or _is_nessie(table)) else tag
         tagged = {TAG: tag.name} if tag else {}
         snapshot = Snapshot(
             snapshot_id=prepared.snapshot_id,
-            parent_snapshot_id=parent_id,
-            sequence_number=sequence_number,
+            parent_snapshot_id=metadata.current_snapshot_id,
+            sequence_number=metadata.next_sequence_number(),
             # Iceberg's JVM library refuses a table whose log goes back in time by more than a minute.
             timestamp_ms=max(self.clock.now_ms(), since_ms),
             manifest_list=prepared.manifest_list_path,
             summary=Summary(operation=prepared.operation, **prepared.summary, **marker, **self.signature, **tagged),
             schema_id=definition.schema.schema_id,
             first_row_id=first_row_id if with_row_ids else None,
-            # Row ids that Delta gave to rows must not be given to others later.
-            added_rows=max(row_ids_end, prepared.row_ids_end) - first_row_id if with_row_ids else None,
         )
+        row_ids_end = write_manifest_list(table.io, prepared.manifests, snapshot, definition.format_version)
+        if with_row_ids:
+            # Row ids that Delta gave to rows must not be given to others later.
+            added_rows = max(row_ids_end, prepared.row_ids_end) - first_row_id
+            snapshot = snapshot.model_copy(update={"added_rows": added_rows})
         updates, requirements = _changes(table, definition, snapshot, tag)
         manifests = {*prepared.placements.values(), *prepared.moved_manifests.values()}
         try:
@@ -222,8 +214,8 @@ class Target:
             self._hinted, self._hint_failed = table.metadata_location, False
         except Exception as error:
             if not self._hint_failed:
-                hint = error.hint if isinstance(error, SyncError) else HINT_FAILED
-                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=hint)
+                advice = error.hint if isinstance(error, SyncError) else ADVICE
+                _log.warning(events.HINT_UNWRITTEN, reason=f"{type(error).__name__}: {error}", hint=advice)
             self._hint_failed = True
 
     @contextmanager
@@ -235,7 +227,7 @@ class Target:
         except (CommitFailedException, TableAlreadyExistsError) as error:
             raise CommitConflict(
                 f"another writer committed to {self.identifier} first: {error}",
-                hint="dvsync reads the table again and parks it if the other writer is not dvsync.",
+                hint="dvsync reads the table again. If the other writer is not dvsync, `on_foreign_commit` counts.",
             ) from error
         except Exception as error:
             is_new = isinstance(table, StagedTable) or table.metadata.format_version < format_version

@@ -10,9 +10,7 @@ from daemon.store.locations import canonical
 
 NAME = "version-hint.text"
 SUFFIX = ".metadata.json"
-HINT_FAILED = (
-    "Check the store of the Iceberg table. The hint is written again with the next commit, or within ten minutes."
-)
+ADVICE = "Check the store of the Iceberg table. The hint is written again with the next commit, or within ten minutes."
 
 
 def write_hint(table: Table) -> None:

@@ -23,7 +23,7 @@ from daemon.iceberg.references import live_delete_files
 from daemon.iceberg.row_delta import RowDelta
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import find_sharing
-from daemon.sync.outcomes import remembered_account, unchanged_outcome
+from daemon.sync.outcomes import Shown, remembered_account, unchanged_outcome
 from daemon.sync.rebuild import rebuild
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import Shape, shape_of
@@ -35,9 +35,9 @@ from daemon.translate.delete_files import (
     delete_file_entries,
     delete_file_record,
 )
-from daemon.translate.delete_planner import DeletePlanner, copies, entries_of
 from daemon.translate.existing_table import check_places, lacks_row_ids
 from daemon.translate.plan import by_manifest
+from daemon.translate.planner import Planner, copies, entries_of
 from state import DeleteFileRecord, DeletionVectorDescriptor, FileKind, LiveFile, OrphanReason, TableRecord
 
 # Compact a data file to which more delete files apply, or two and more once this share of its rows is deleted.
@@ -70,8 +70,8 @@ class Compaction:
 class Crowd:
     """Data files with all of their delete files, which apply to no other data file.
 
-    `changes` has what is written instead: the contents of each delete file, with its spec id. Those of one that
-    `is_outdated` must be written again, whatever their number. `vectors` are the deletion vectors by data file.
+    `changes` has what is written instead: the contents of each delete file, with its spec id. A crowd that
+    `is_outdated` is written again even if that saves no delete file. `vectors` are the deletion vectors by data file.
     """
 
     data_files: tuple[LiveFile, ...]
@@ -114,14 +114,14 @@ class Compactor:
             crowds = _gather(context, record, seeds[:DATA_FILES_AT_ONCE], partitions, shape)
             gathered = {file.path for crowd in crowds for file in crowd.data_files}
             seeds = [path for path in seeds[DATA_FILES_AT_ONCE:] if path not in gathered]
-            few = [each for each in crowds if each.is_outdated or len(each.changes) < len(each.delete_files)]
+            useful = [each for each in crowds if each.is_outdated or len(each.changes) < len(each.delete_files)]
             # One that failed before is left out as long as it has the same deletion vectors.
-            worth = [crowd for crowd in few if not crowd.vectors.items() <= self._unreadable.items()]
+            readable = [crowd for crowd in useful if not crowd.vectors.items() <= self._unreadable.items()]
             if dry_run:
-                done += _sum(_joined(worth, deletes))
+                done += _sum(_joined(readable, deletes))
                 continue
             # After a failure, split the part in halves until the unreadable crowd is alone.
-            parts = [worth] if worth else []
+            parts = [readable] if readable else []
             while parts and not stop.is_set():
                 part = parts.pop()
                 try:
@@ -198,7 +198,7 @@ def _gather(
     ]
 
 
-def _joined(crowds: Sequence[Crowd], deletes: DeletePlanner) -> list[Crowd]:
+def _joined(crowds: Sequence[Crowd], deletes: Planner) -> list[Crowd]:
     """Join crowds whose deletions can share delete files. A delete file has data files of one spec."""
     joined: dict[int, list[list[Crowd]]] = defaultdict(lambda: [[]])
     for crowd in crowds:
@@ -240,7 +240,7 @@ def _rewrite(context: TableContext, record: TableRecord, crowds: Sequence[Crowd]
     if table is None or version is None:
         return Compaction()
     shape = shape_of(table, context.settings)
-    transaction = Transaction(context, record, table, shape.definition, to_version=version)
+    transaction = Transaction(context, Shown(record, table), shape.definition, to_version=version)
     names = transaction.delete_file_names(shape.deletes.suffix)
     tasks = [
         (crowd, [DeleteFileTask(next(names), spec_id, changes) for spec_id, changes in crowd.changes])
@@ -292,7 +292,7 @@ def _commit(
     record, table = context.find_record(), context.target.find_table()
     if record is None or table is None or record.snapshot_id != table.metadata.current_snapshot_id:
         return None
-    kept = [(now, crowd, some) for crowd, some in tasks if (now := _unchanged(context, record, crowd))]
+    kept = [(now, crowd, of_crowd) for crowd, of_crowd in tasks if (now := _unchanged(context, record, crowd))]
     if not kept:
         return None
     snapshot, marker = table.current_snapshot(), shown_by(table)
@@ -300,8 +300,8 @@ def _commit(
     definition = shape_of(table, context.settings).definition
     if table.metadata.format_version != definition.format_version or lacks_row_ids(table, context.settings):
         return None  # Another process upgraded the table meanwhile.
-    transaction.move_to(record, table, definition)
-    used = [(task, files[task.output_path]) for _, _, some in kept for task in some]
+    used = [(task, files[task.output_path]) for _, _, of_crowd in kept for task in of_crowd]
+    transaction.move_to(Shown(record, table), definition)
     delta = RowDelta(
         snapshot_id=transaction.id,
         removed_delete_files=by_manifest(entry for now, _, _ in kept for file in now for entry in entries_of(file)),

@@ -25,7 +25,7 @@ from daemon.iceberg.retention import RETENTION_MS, Retention, ended_tags, find_e
 from daemon.maintenance.cleanup import release_files
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
-from daemon.sync.outcomes import unchanged_outcome
+from daemon.sync.outcomes import Shown, unchanged_outcome
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import RETENTIONS_S
 
@@ -95,7 +95,7 @@ class Expirer:
             if dry_run or not (found or ended):
                 return expiry
             outcome = unchanged_outcome(record)
-            with Transaction(context, record, table, to_version=outcome.to_version) as transaction:
+            with Transaction(context, Shown(record, table), to_version=outcome.to_version) as transaction:
                 transaction.begin({})
                 transaction.expire(expiry.expired, ended, outcome)
         release_files(context, record, dry_run=False)

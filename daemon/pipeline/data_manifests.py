@@ -10,7 +10,7 @@ from types import MappingProxyType
 from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFile
 
 from daemon.delta.actions import AddFile
-from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, end_of_row_ids, write_manifest
+from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, ManifestHeader, end_of_row_ids, write_manifest
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
@@ -87,12 +87,9 @@ class ManifestTask:
         manifest = write_manifest(
             S3FileIO(dict(self.target_properties)),
             manifest_path,
-            ManifestContent.DATA,
+            ManifestHeader(ManifestContent.DATA, self.table.schema, self.table.spec, self.format_version),
             entries,
-            spec=self.table.spec,
-            schema=self.table.schema,
             snapshot_id=self.snapshot_id,
-            format_version=self.format_version,
             at_once=self.at_once,
         )
         force_to_disk([manifest_path])

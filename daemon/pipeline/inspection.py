@@ -23,8 +23,8 @@ from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
-from daemon.translate.metrics import Metrics, internal_form, metrics_of
-from daemon.translate.partition_values import partition_of
+from daemon.translate.metrics import Metrics, metrics_of
+from daemon.translate.partition_values import internal_form, partition_of
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.

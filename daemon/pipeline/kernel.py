@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
+from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.deletion_vector import RECENT_ENTRY_BYTES, Vector, read_vectors
-from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import PositionSet, new_positions
 from daemon.errors import CorruptInput
 from daemon.iceberg.delete_file_writer import damaged_deletes

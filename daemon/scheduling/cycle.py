@@ -17,7 +17,6 @@ import structlog
 from msgspec.structs import replace
 
 from daemon.clock import Clock
-from daemon.config.settings import TableSettings
 from daemon.errors import ProofFailed, SyncError, TargetHeld
 from daemon.observe import log as events
 from daemon.observe.tracing import Span, Tracer
@@ -76,7 +75,6 @@ class TableCycle:
 
     def __init__(
         self,
-        table: TableSettings,
         follower: Follower,
         observer: Observer,
         *,
@@ -86,7 +84,7 @@ class TableCycle:
         tracer: Tracer | None = None,
     ) -> None:
         """Raises StateUnavailable."""
-        self.table = table
+        self.table = table = observer.table
         self.name = table.name
         self.observer = observer
         self._follower = follower
@@ -203,7 +201,7 @@ class TableCycle:
         if self._is_changed:
             # A person's change, if there still is one: a sync may have ended since it was seen.
             self._is_changed = False
-            with logged_if_away(events.STATE_UNREAD):
+            with logged_if_away(events.STATE_UNREAD, table=self.name):
                 record = self._read()
                 if self.is_overruled_by(record):
                     self.take_up(record)
@@ -215,7 +213,7 @@ class TableCycle:
         if self._outer_error and not self.pause:
             outer_error, self._outer_error = self._outer_error, None
             return self._failed(outer_error, self._clock.now_ms())
-        if self.has_newer_version():
+        if self.turn_to_newer_version():
             return None
         until_retry_s = self._until_retry_s()
         if is_held(self._record) or until_retry_s > 0:
@@ -234,8 +232,8 @@ class TableCycle:
         self.observer.show_in_step(self._record, more=False)
         return CycleResult()
 
-    def has_newer_version(self) -> bool:
-        """Return whether a table that failed has a newer Delta version to try: its whole state is compared then."""
+    def turn_to_newer_version(self) -> bool:
+        """Return whether a failed table has a newer Delta version; if so, the next sync compares its whole state."""
         wait = self._wait
         if wait is None or self.pause or self._clock.monotonic_s() < wait.newer_at_s:
             return False

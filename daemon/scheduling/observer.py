@@ -6,6 +6,7 @@ import structlog
 from msgspec.structs import replace
 
 from daemon.clock import Clock
+from daemon.config.settings import TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.errors import AccountMismatch
 from daemon.observe import log as events
@@ -35,8 +36,9 @@ _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
 class Observer:
     """Observes one table for its cycle. It never changes what the cycle does, and only `load_past` raises."""
 
-    def __init__(self, name: str, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
-        self._name = name
+    def __init__(self, table: TableSettings, log: DeltaLog, *, store: TableStore, board: Board, clock: Clock) -> None:
+        self.table = table
+        self._name = table.name
         self._source = log
         self._store = store
         self._board = board
@@ -59,8 +61,7 @@ class Observer:
 
     def restart_silence(self) -> None:
         """The table is polled again after a pause: the pause does not count as a time without an answer."""
-        if self._seen.polled_at_s is not None:
-            self._seen = replace(self._seen, polled_at_s=self._clock.monotonic_s())
+        self._seen = replace(self._seen, resumed_at_s=self._clock.monotonic_s())
 
     def show(self, record: TableRecord, *, syncing: bool = False) -> None:
         self._seen = replace(self._seen, record=record, syncing=syncing)
@@ -82,7 +83,7 @@ class Observer:
             self._seen,
             source_version=record.synced_version,
             behind_since_ms=None,
-            polled_at_s=self._clock.monotonic_s(),
+            checked_at_s=self._clock.monotonic_s(),
         )
         if more:
             self._find_first_unsynced(record)

@@ -41,26 +41,34 @@ if TYPE_CHECKING:
 NOTICES_END_MAX_S = 1.0
 
 
+@dataclass(frozen=True)
+class Shared:
+    """What all tables share."""
+
+    store: StateStore
+    spark: SparkPipeline
+    catalogs: Catalogs
+    clock: Clock
+    limits: LimitsSettings
+
+
 def make_context(
     table: TableSettings,
-    *,
+    shared: Shared,
     properties: Mapping[str, str],
     storage: FileIOStorage,
-    catalogs: Catalogs,
-    store: StateStore,
-    spark: SparkPipeline,
-    clock: Clock,
-    limits: LimitsSettings,
+    *,
     writer: Writer | None = None,
     progress: Progress | None = None,
 ) -> TableContext:
-    """Build the parts of one table around what all tables share."""
+    """Build the parts of one table, whose files are in `storage`."""
+    store, clock = shared.store, shared.clock
     return TableContext(
         settings=table,
         log=DeltaLog(storage, table.source, clock),
         target=Target(
             table.catalog,
-            lambda: catalogs.open(table.catalog),
+            lambda: shared.catalogs.open(table.catalog),
             table.target,
             table.location,
             clock,
@@ -70,11 +78,11 @@ def make_context(
         ),
         store=store,
         # Delta on Spark does not read a managed table by its path.
-        runner=Runner(spark, "local" if table.is_managed else table.engine),
+        runner=Runner(shared.spark, "local" if table.is_managed else table.engine),
         storage=storage,
         properties=properties,
         clock=clock,
-        limits=limits,
+        limits=shared.limits,
         writer=writer,
         progress=progress,
     )
@@ -99,13 +107,9 @@ class Parts:
         properties = self.settings.file_properties(table.catalog)
         context = make_context(
             table,
-            properties=properties,
-            storage=open_storage(self.settings, table, properties, self.clock),
-            catalogs=self.catalogs,
-            store=self.store,
-            spark=self.spark,
-            clock=self.clock,
-            limits=self.settings.limits,
+            Shared(self.store, self.spark, self.catalogs, self.clock, self.settings.limits),
+            properties,
+            open_storage(self.settings, table, properties, self.clock),
             writer=Writer(self.settings.state.place, self.settings.share),
             progress=progress,
         )
@@ -144,12 +148,10 @@ class Parts:
 
     def cycle(self, context: TableContext, board: Board) -> TableCycle:
         """Raises StateUnavailable."""
-        table, clock = context.settings, self.clock
-        observer = Observer(table.name, context.log, store=self.store, board=board, clock=clock)
+        store, clock = self.store, self.clock
+        observer = Observer(context.settings, context.log, store=store, board=board, clock=clock)
         tracer = Tracer(clock, self.telemetry.send if self.telemetry else None)
-        return TableCycle(
-            table, Follower(context), observer, store=self.store, clock=clock, random=Random(), tracer=tracer
-        )
+        return TableCycle(Follower(context), observer, store=store, clock=clock, random=Random(), tracer=tracer)
 
     def with_settings(self, settings: Settings) -> Self:
         """The same store, Spark and clock for a changed configuration."""

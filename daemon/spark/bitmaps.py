@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyroaring import BitMap64
 
+from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.deletion_vector import FIRST_DV_OFFSET, FRAME_BYTES, DvFile, read_position_sets
-from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import as_bitmap, decode_positions, encode_positions
 from daemon.errors import CorruptInput
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO

@@ -19,8 +19,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.features import FEATURES
-from daemon.delta.large_set import DVPlace
 from daemon.delta.log import COMMIT_FILE
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, PipelineAway, SyncError, Unsupported
 from daemon.store.locations import canonical

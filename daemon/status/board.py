@@ -154,8 +154,7 @@ class Board:
         return self._status(row.table, row.seen)
 
     def _status(self, table: TableSettings, seen: Observation) -> TableStatus:
-        silent_s = None if seen.polled_at_s is None else self._clock.monotonic_s() - seen.polled_at_s
-        return table_status(table, seen, self._clock.now_ms(), silent_s=silent_s)
+        return table_status(table, seen, self._clock.now_ms(), now_s=self._clock.monotonic_s())
 
     def summary(self) -> str:
         """One line on all tables: how many in which state, the worst of them with its error, or why none."""
@@ -210,15 +209,15 @@ class Board:
         if status.state is SyncState.GONE:
             return "its Delta log is gone: bring it back, or remove its entry and `dvsync forget` the table"
         failing = f"retrying since {status.error.since}: {_brief(status.error)}" if status.error else None
-        if seen.polled_at_s is None:
+        silent_s = seen.silent_s(now_s)
+        if silent_s is None:
             return failing if status.state is SyncState.RETRYING else _untried(status)
         # While the source does not answer, the lag is unknown.
-        unseen_s = now_s - seen.polled_at_s
-        is_unseen = not seen.syncing and unseen_s > table.poll_interval_s + self._lag_budget_s
+        is_silent = not seen.syncing and silent_s > table.poll_interval_s + self._lag_budget_s
         if status.lag_seconds is not None and status.lag_seconds > self._lag_budget_s:
             late = f"behind for {span(status.lag_seconds)}, more than the budget of {span(self._lag_budget_s)}"
             return f"{late}; {failing}" if failing else late
-        return (failing or f"its source could not be checked for {span(unseen_s)}") if is_unseen else None
+        return (failing or f"its source could not be checked for {span(silent_s)}") if is_silent else None
 
 
 def _brief(error: ErrorStatus) -> str:

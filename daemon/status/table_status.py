@@ -87,8 +87,8 @@ class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
-    `checked_at` is when the running daemon last knew whether Delta has a newer version; if that is too long ago for a
-    table in step, its lag is unknown. `orphan_bytes` is the sum of the known sizes. A table that is gone has its last
+    `checked_at` is when a poll or sync of the running daemon last succeeded; if that is too long ago for a table in
+    step, its lag is unknown. `orphan_bytes` is the sum of the known sizes. A table that is gone has its last
     `catalog`. `format_version` is that of the Iceberg table now; after a changed setting, the next sync changes it.
     With `resync_wanted`, the next sync rewrites the whole table. `verify_error` is why the running daemon's last
     verification compared nothing; null if it did, or if the table has an `error`.
@@ -162,9 +162,15 @@ class Observation(msgspec.Struct, frozen=True):
     behind_since_ms: int | None = None
     syncing: bool = False
     # When a poll or a sync last succeeded, on the monotonic clock; None before the first.
-    polled_at_s: float | None = None
+    checked_at_s: float | None = None
+    # When the table was last polled again after a pause or an error, on the same clock.
+    resumed_at_s: float = 0.0
     # Why the last verification failed; None if none has failed since one ended.
     verify_error: TableError | None = None
+
+    def silent_s(self, now_s: float) -> float | None:
+        """Return how long ago a poll or sync last succeeded, or the table was resumed; None if none has succeeded."""
+        return None if self.checked_at_s is None else now_s - max(self.checked_at_s, self.resumed_at_s)
 
 
 # The kind of error of a table that is gone because nothing leads to it any more, so that no cycle runs for it.
@@ -197,9 +203,9 @@ def gone_status(record: TableRecord, counts: TableCounts | None, now_ms: int, *,
 
 
 def table_status(
-    table: TableSettings | TableRecord, seen: Observation, now_ms: int, *, silent_s: float | None = None
+    table: TableSettings | TableRecord, seen: Observation, now_ms: int, *, now_s: float = 0.0
 ) -> TableStatus:
-    """Return what is known of a table whose last poll or sync that succeeded was `silent_s` ago."""
+    """Return what is known of a table. `now_s` is on the monotonic clock, as `seen` has it."""
     record = seen.record or TableRecord(0, table.name, table.source, table.target)
     counts, error, pause, synced = seen.counts, record.error, record.pause_at(now_ms), record.synced_version
     live = None if synced is None else counts
@@ -207,6 +213,7 @@ def table_status(
     source_version = None if has_lost_log(record) else seen.source_version
     lag_versions = None if source_version is None else source_version - (-1 if synced is None else synced)
     # While the store does not answer, nobody knows whether the table is still in step.
+    silent_s = seen.silent_s(now_s)
     if lag_versions == 0 and silent_s is not None and isinstance(table, TableSettings):
         is_silent = silent_s > POLLS_MISSED_MAX * table.poll_interval_s + ANSWER_MAX_S
         if is_silent and not (seen.syncing or error or pause):
@@ -233,7 +240,7 @@ def table_status(
         snapshot_id=record.snapshot_id,
         metadata_location=record.metadata_location,
         format_version=record.format_version,
-        checked_at=None if silent_s is None else iso_time(now_ms - round(silent_s * 1000)),
+        checked_at=None if seen.checked_at_s is None else iso_time(now_ms - round((now_s - seen.checked_at_s) * 1000)),
         last_synced_at=_iso(record.last_synced_at_ms),
         resync_wanted=record.resync_wanted,
         pause=pause_status(pause) if pause else None,

@@ -68,7 +68,7 @@ def advance(
         shape = shape.with_files(inspection.traits)
         first, last = change.from_version, change.to_version
         with Transaction(
-            context, record, shown.table, shape.definition, from_version=first, to_version=last, step=context.step
+            context, shown, shape.definition, from_version=first, to_version=last, step=context.step
         ) as transaction:
             plan = SyncPlan(change, live, shape.table, inspection.metrics)
             completed = write_deletions(context, transaction, record, shape.deletes, plan)
@@ -114,8 +114,7 @@ def _placed_errors(context: TableContext, commits: Sequence[Commit], *, from_log
                 f"version {version} can no longer be read ({error.message}), and newer versions exist",
                 version=version,
                 path=error.path,
-                hint="VACUUM removed files before dvsync read them. dvsync compares both states and commits the "
-                "difference.",
+                hint="VACUUM removed files before dvsync read them.",
             ) from error
         # If the error names no file, the refused contents are in the commit file itself.
         path = context.log.commit_path(version) if isinstance(error, Unsupported | CorruptInput) else None

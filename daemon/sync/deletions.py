@@ -14,14 +14,14 @@ from daemon.pipeline.kernel import rewrite_delete_file
 from daemon.store.durable import force_to_disk
 from daemon.sync.context import TableContext
 from daemon.sync.transaction import Transaction
-from daemon.translate.delete_planner import DeletePlanner
 from daemon.translate.plan import CommitPlan, SyncPlan
+from daemon.translate.planner import Planner
 from state import DeleteFileRecord, DeletionVectorDescriptor, FileKind, TableRecord
 from state.sql.ledger import FileLedger
 
 
 def write_deletions(
-    context: TableContext, transaction: Transaction, record: TableRecord, deletes: DeletePlanner, plan: SyncPlan
+    context: TableContext, transaction: Transaction, record: TableRecord, deletes: Planner, plan: SyncPlan
 ) -> CommitPlan:
     """Begin `transaction` with the delete files of the new deletions, and complete the plan of the snapshot.
 

@@ -68,7 +68,7 @@ def show_state(
         # The former Iceberg table may still exist under another name or in another catalog, so its files stay.
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     operation = RESYNCED if existing else None
-    with Transaction(context, record, table, shape.definition, to_version=state.version) as transaction:
+    with Transaction(context, Shown(record, table), shape.definition, to_version=state.version) as transaction:
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]
@@ -93,7 +93,7 @@ def show_state(
             size_bytes=delta.written_size_bytes,
         )
         # What was found in the files is part of the definition.
-        transaction.move_to(record, table, shape.definition)
+        transaction.move_to(Shown(record, table), shape.definition)
         outcome = Outcome(
             table_id=record.id,
             delta_table_id=state.metadata.id,

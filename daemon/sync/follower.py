@@ -188,7 +188,7 @@ class Follower:
             except (StateMismatch, AccountMismatch) as mismatch:
                 shown, step = self._compare_rebuilt(shown, mismatch)
             except ResyncNeeded as needed:
-                shown, step = self._compare(shown, str(needed))
+                shown, step = self._compare(shown, str(needed), hint=needed.hint)
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"
         return shown, replace(result.then(step), more=context.log.has_version(version + 1))
@@ -204,7 +204,7 @@ class Follower:
             return shown
         outcome = unchanged_outcome(shown.record)
         definition = shape_of(table, context.settings).definition
-        with Transaction(context, shown.record, table, definition, to_version=outcome.to_version) as transaction:
+        with Transaction(context, shown, definition, to_version=outcome.to_version) as transaction:
             transaction.begin({})
             shown = transaction.define(outcome)
         _log.info(events.TARGET_UPGRADED, format_version=context.settings.format_version)
@@ -232,9 +232,9 @@ class Follower:
         publish(self._context, shown, result, started_ms)
         return shown, result
 
-    def _compare(self, shown: Shown, reason: str) -> tuple[Shown, SyncResult]:
+    def _compare(self, shown: Shown, reason: str, **about: str) -> tuple[Shown, SyncResult]:
         """Show the difference between Delta's newest state and the state store, which is rebuilt if it is wrong."""
-        _log.warning(events.STATES_COMPARED, reason=reason)
+        _log.warning(events.STATES_COMPARED, reason=reason, **about)
         try:
             return self._show_state(shown)
         except (StateMismatch, AccountMismatch) as mismatch:
@@ -242,7 +242,7 @@ class Follower:
 
     def _compare_rebuilt(self, shown: Shown, mismatch: StateMismatch | AccountMismatch) -> tuple[Shown, SyncResult]:
         """Rebuild the state store from the Iceberg table, then show the difference to Delta's newest state."""
-        _log.warning(events.STATES_COMPARED, reason=str(mismatch))
+        _log.warning(events.STATES_COMPARED, reason=str(mismatch), hint=mismatch.hint)
         marker = shown_by(shown.table)
         assert marker is not None, "what is shown is ours"
         shown = rebuild(self._context, shown.record, shown.table, marker)

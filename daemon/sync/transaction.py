@@ -37,11 +37,11 @@ from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, marker_of, placed, shown_in
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask
-from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome, TableRecord, with_outcome
+from state import FileKind, FileStatus, Intent, LiveFile, OrphanReason, Outcome, with_outcome
 
 
 class Transaction:
-    """One change of the table of `record`. Used as a `with` block: an error abandons the change.
+    """One change of the table that is `shown`. Used as a `with` block: an error abandons the change.
 
     Its table gets `definition`, or keeps its own. `step` times or traces a step by its name. `id` is the intent's and
     the snapshot's id. Call `begin` first, and one of `show`, `define` and `expire` last.
@@ -50,8 +50,7 @@ class Transaction:
     def __init__(
         self,
         context: TableContext,
-        record: TableRecord,
-        table: Table,
+        shown: Shown,
         definition: Definition | None = None,
         *,
         from_version: int | None = None,
@@ -64,17 +63,18 @@ class Transaction:
         self.id = uuid4().int >> 65  # positive, 63 bits. Iceberg spec, "Snapshots"
         self._intent = Intent(
             id=self.id,
-            table_id=record.id,
+            table_id=shown.record.id,
             from_version=from_version,
             to_version=to_version,
             created_at_ms=context.clock.now_ms(),
         )
-        self.move_to(record, table, definition)
+        self.move_to(shown, definition)
 
-    def move_to(self, record: TableRecord, table: Table, definition: Definition | None) -> None:
-        """Apply the change to `table` as it is now: others may have committed since the files were named."""
+    def move_to(self, shown: Shown, definition: Definition | None) -> None:
+        """Apply the change to the table as it is now: others may have committed since the files were named."""
+        table = shown.table
         own = Definition(table.schema(), table.spec(), format_version=table.metadata.format_version)
-        self._record, self._table, self._definition = record, table, definition or own
+        self._record, self._table, self._definition = shown.record, table, definition or own
 
     def __enter__(self) -> Self:
         return self

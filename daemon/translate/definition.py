@@ -21,7 +21,6 @@ from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS, own_tags
 from daemon.iceberg.schema_changes import Layout, describe_changes
 from daemon.iceberg.target import Definition, Misread
-from daemon.translate.delete_planner import DeletePlanner, DeletionVectors, PositionDeletes
 from daemon.translate.existing_table import (
     DELTA_ROW_IDS,
     NAME_MAPPING,
@@ -37,6 +36,7 @@ from daemon.translate.existing_table import (
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.metrics import metrics_properties
 from daemon.translate.name_mapping import find_lost, with_row_ids, with_unmapped
+from daemon.translate.planner import DeletionVectors, Planner, PositionDeletes
 from daemon.translate.schema import TableSchema, translate_schema
 
 # A new table gets what all readers read. Somebody may set the property afterwards.
@@ -69,7 +69,7 @@ class Shape:
 
     table: TableSchema
     definition: Definition
-    deletes: DeletePlanner
+    deletes: Planner
 
     def with_files(self, traits: FileTraits) -> Shape:
         """Return the shape for files that also have these traits. Without any, it does not change."""

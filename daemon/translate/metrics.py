@@ -1,4 +1,4 @@
-"""Delta's per-file statistics -> Iceberg's metrics and data file record; what a Parquet footer says of all rows.
+"""Delta's per-file statistics -> Iceberg's metrics and data file record.
 
 Delta PROTOCOL.md, "Per-file Statistics"; Iceberg spec, "Manifests".
 
@@ -7,7 +7,7 @@ back, the plan takes the metrics of the new add. Delta's statistics cut timestam
 is moved up to the end of its millisecond. Columns with inexact bounds have the metrics mode `counts` (see
 `metrics_properties`), so that engines do not answer MIN or MAX from them.
 
-Statistics that Delta on Spark would not parse for the column's type are not used, nor some that it would.
+Statistics that Delta on Spark ignores, such as 5.0 for a long, are not used: if they were wrong, nobody would know.
 """
 
 from __future__ import annotations
@@ -16,14 +16,11 @@ import json
 import math
 import re
 import struct
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, date, datetime
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal, InvalidOperation
 from typing import Any
 
-import pyarrow.parquet as pq
 from pyiceberg.conversions import to_bytes
 from pyiceberg.manifest import DataFile, DataFileContent, FileFormat
 from pyiceberg.types import (
@@ -44,17 +41,7 @@ from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.translate.name_mapping import Path
-from daemon.translate.partition_values import (
-    EPOCH,
-    EPOCH_DAY,
-    MICROSECOND,
-    OTHER_YEAR,
-    exact_decimal,
-    in_range,
-    parse_days,
-    timestamp_micros,
-    zone_of,
-)
+from daemon.translate.partition_values import OTHER_YEAR, exact_decimal, in_range, parse_days, timestamp_micros, zone_of
 from daemon.translate.schema import TableSchema
 
 # The largest part of a timestamp that Delta's statistics cut off.
@@ -274,66 +261,3 @@ def metrics_properties(table: TableSchema) -> dict[str, str]:
         if isinstance(field.field_type, StringType | TimestampType | TimestamptzType | FloatType | DoubleType)
         or (isinstance(field.field_type, DecimalType) and field.field_type.precision > DOUBLE_DIGITS)
     }
-
-
-@dataclass(frozen=True)
-class ColumnRange:
-    """The nulls of a column, and its smallest and largest value; None if the footer does not say it."""
-
-    null_count: int | None
-    ends: tuple[Any, Any] | None
-
-
-def column_ranges(
-    footer: pq.FileMetaData, leaves: Mapping[Path, NestedField]
-) -> Iterator[tuple[NestedField, ColumnRange]]:
-    """Yield those of `leaves` that the file has."""
-    leaf_paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
-    # The column `a.b` and the field `b` of a struct `a` have the same path.
-    found = Counter(leaf_paths)
-    places = {path: number for number, path in enumerate(leaf_paths) if found[path] == 1}
-    for leaf, column in leaves.items():
-        place = places.get(".".join(leaf))
-        if place is not None and footer.num_row_groups:
-            groups = (footer.row_group(number) for number in range(footer.num_row_groups))
-            statistics = [group.column(place).statistics for group in groups]
-            # Inside a struct, the nulls of the struct count as well.
-            counted = len(leaf) == 1 and all(each and each.has_null_count for each in statistics)
-            null_count = sum(each.null_count for each in statistics) if counted else None
-            with_ends = [each for each in statistics if each and each.has_min_max]
-            yield column, ColumnRange(null_count, _ends(with_ends, column.field_type))
-
-
-def _ends(statistics: Sequence[pq.Statistics], field_type: IcebergType) -> tuple[Any, Any] | None:
-    try:
-        lows = [_internal(each.min, field_type) for each in statistics]
-        highs = [_internal(each.max, field_type) for each in statistics]
-    except (ValueError, OverflowError, TypeError, ArithmeticError):
-        return None
-    return (min(lows), max(highs)) if lows and None not in (*lows, *highs) else None
-
-
-def _internal(value: Any, field_type: IcebergType) -> Any:
-    """Return a statistic in Iceberg's internal form. None if it is of a type that has no bounds, or NaN."""
-    internal: Any = None
-    match field_type:
-        case DateType() if isinstance(value, date) and not isinstance(value, datetime):
-            internal = internal_form(value)
-        case TimestampType() | TimestamptzType() if isinstance(value, datetime):
-            internal = internal_form(value)
-        case FloatType() | DoubleType() if value == value:  # noqa: PLR0124
-            internal = float(value)
-        case IntegerType() | LongType():
-            internal = int(value)
-        case DecimalType():
-            internal = Decimal(value)
-        case StringType() if isinstance(value, str):
-            internal = value
-    return internal
-
-
-def internal_form(value: Any) -> Any:
-    """Return a statistic in the form of partition tuples: days or microseconds since 1970."""
-    if isinstance(value, datetime):
-        return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
-    return (value - EPOCH_DAY).days if isinstance(value, date) else value

@@ -139,6 +139,13 @@ def zone_of(text: str) -> str:
     return text[len("2020-01-01") :].lstrip("T 0123456789:.")
 
 
+def internal_form(value: Any) -> Any:
+    """Return a value that Arrow read in the form of partition tuples: days or microseconds since 1970."""
+    if isinstance(value, datetime):
+        return (value.replace(tzinfo=value.tzinfo or UTC) - EPOCH) // MICROSECOND
+    return (value - EPOCH_DAY).days if isinstance(value, date) else value
+
+
 def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, ...]:
     """Return the partition tuple of an add: a value for each field of the spec. Raises as `parse_partition_value`."""
     with errors_at(path=add.path):

@@ -1,7 +1,4 @@
-"""The plan of one Iceberg snapshot: from a TableChange to the entries to add and remove. Pure.
-
-The plan aims at the state that the new deletion vectors describe. Planning a version twice gives the same table.
-"""
+"""The plan of one Iceberg snapshot, before and after `planner.py` decides its entries; sums of a change. Pure."""
 
 from __future__ import annotations
 

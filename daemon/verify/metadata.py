@@ -24,10 +24,11 @@ from daemon.iceberg.puffin import Blob, read_blobs
 from daemon.iceberg.references import live_entries
 from daemon.pipeline.inspection import STATISTICS_STRING_MAX, Inspector, read_footer
 from daemon.store.storage import FileIOStorage, map_files
-from daemon.translate.metrics import ColumnRange, Metrics, column_ranges, parse_stats
+from daemon.translate.metrics import Metrics, parse_stats
 from daemon.translate.partition_values import encode_partition, partition_of
 from daemon.translate.schema import TableSchema
 from daemon.verify.findings import Fault, Findings, Level, Sample
+from daemon.verify.footer import ColumnRange, column_ranges
 from state import Difference
 
 # Footers that are read before the next check whether to stop.

@@ -26,7 +26,7 @@ GAUGES: dict[str, tuple[str, Callable[[TableStatus], Value]]] = {
     "dvsync_lag_versions": ("Delta versions that Iceberg does not show yet.", lambda table: table.lag_versions),
     "dvsync_lag_seconds": ("Age of the oldest Delta version not shown yet.", lambda table: table.lag_seconds),
     "dvsync_synced_version": ("Newest Delta version that Iceberg shows.", lambda table: table.synced_version),
-    "dvsync_last_success_timestamp_seconds": (
+    "dvsync_last_synced_timestamp_seconds": (
         "When a sync last changed what Iceberg shows, Unix time.",
         lambda table: _unix_time(table.last_synced_at),
     ),

@@ -143,20 +143,19 @@ def change_written(
     *,
     kinds: Collection[Table] = WRITTEN_ROWS,
     paths: Iterable[str] | None = None,
-    reasons: Collection[OrphanReason] = (),
 ) -> None:
-    """Write `values` into the rows that `of` selects by column, with a status of `was`.
+    """Write `values` into the rows with a status of `was` that `of` selects: by a column's value, or a tuple of them.
 
-    Only those of `paths` and of `reasons`, if these are given.
+    Only those of `paths`, if these are given.
     """
     for batch in [None] if paths is None else batched(paths):
         for rows in kinds:
-            changed = update(rows).filter_by(**of).where(rows.c.status.in_(was)).values(**values)
-            if batch is not None:
-                changed = changed.where(rows.c.path.in_(batch))
-            if reasons:
-                changed = changed.where(rows.c.reason.in_(reasons))
-            connection.execute(changed)
+            wanted = {**of, "status": tuple(was), **({} if batch is None else {"path": tuple(batch)})}
+            each = [
+                rows.c[name].in_(value) if isinstance(value, tuple) else rows.c[name] == value
+                for name, value in wanted.items()
+            ]
+            connection.execute(update(rows).where(*each).values(**values))
 
 
 def write_live_manifests(

@@ -299,7 +299,8 @@ class FileLedger(Transactions):
         with self._database.write() as connection:
             # Every file that a snapshot may use; no manifest has live data files any more.
             of_table, replaced = {"table_id": table_id}, orphaned(OrphanReason.TABLE_REPLACED, at_ms)
-            change_written(connection, of_table, _ORPHANED, replaced, reasons=SHOWN_BY_OLDER)
+            shown_by_older = {**of_table, "reason": tuple(SHOWN_BY_OLDER)}
+            change_written(connection, shown_by_older, _ORPHANED, replaced)
             change_written(connection, of_table, _PENDING + _LIVE, replaced)
             change_table(connection, table_id, metadata_location=None, format_version=None)
 

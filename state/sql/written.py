@@ -61,10 +61,10 @@ class WrittenFiles(Transactions):
         Their reason stays. Files that are not orphaned now are left alone, and orphans that older snapshots show: their
         grace period has not begun.
         """
-        begun = [reason for reason in OrphanReason if reason not in SHOWN_BY_OLDER]
-        of_table, restarted = {"table_id": table_id}, {"since_ms": at_ms}
+        begun = tuple(reason for reason in OrphanReason if reason not in SHOWN_BY_OLDER)
+        of_begun, restarted = {"table_id": table_id, "reason": begun}, {"since_ms": at_ms}
         with self._write(table_id) as connection:
-            change_written(connection, of_table, _ORPHANED, restarted, paths=paths, reasons=begun)
+            change_written(connection, of_begun, _ORPHANED, restarted, paths=paths)
 
     def record_sizes(self, table_id: int, sizes_bytes: Mapping[str, int]) -> None:
         """Store the sizes of files that dvsync wrote, by path; unknown paths are ignored."""

@@ -366,6 +366,17 @@ def test_what_is_wrong_is_not_built_upon(table: HandmadeTable, bench: Bench, sta
     check_whole(bench, table)
 
 
+def test_a_memory_that_does_not_add_up_is_rebuilt_before_a_commit_builds_on_it(
+    table: HandmadeTable, bench: Bench
+) -> None:
+    WRONG_STARTS["memory: a file less"](bench)
+    bench.reopen()
+    bench.follower.sync()
+    record = bench.context.find_record()
+    assert record is not None
+    assert bench.store.count(record.id).live_data_files == len(table.live)
+
+
 def test_a_file_less_in_both_is_found_by_the_checksum(table: HandmadeTable, bench: Bench) -> None:
     """Memory and Iceberg agree with each other and not with Delta, as a bug would leave them: its checksum tells."""
     forget_a_file(bench)

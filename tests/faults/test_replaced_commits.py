@@ -98,11 +98,13 @@ def restarted(bench: Bench, clock: Clock) -> None:
 
 
 def reasons(bench: Bench) -> list[str]:
-    """Sync as long as there is news, and return why states were compared."""
+    """Sync as long as there is news, and return why states were compared; the log has the probable cause, too."""
     with capture_logs() as lines:
         while bench.follower.has_news():
             bench.sync()
-    return [line["reason"] for line in lines if line["event"] == "states.compared"]
+    compared = [line for line in lines if line["event"] == "states.compared"]
+    assert all(line["hint"] for line in compared)
+    return [line["reason"] for line in compared]
 
 
 @pytest.mark.parametrize("version", [2, 4])

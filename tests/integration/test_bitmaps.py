@@ -10,8 +10,8 @@ from pyroaring import BitMap64
 from pyspark.sql import DataFrame, SparkSession
 
 from daemon.clock import SystemClock
+from daemon.delta.bitmap_format import MAGIC_PORTABLE_BYTES
 from daemon.delta.deletion_vector import read_position_sets
-from daemon.delta.large_set import MAGIC_PORTABLE_BYTES
 from daemon.delta.log import DeltaLog
 from daemon.delta.position_set import as_bitmap, encode_positions
 from daemon.errors import CorruptInput

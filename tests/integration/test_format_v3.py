@@ -17,11 +17,12 @@ from pyiceberg.table import StaticTable
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from pyspark.sql import SparkSession
 
+from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.deletion_vector import frame_bytes
-from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import as_bitmap, decode_positions, encode_positions
 from daemon.errors import CorruptInput, SchemaChanged, Unsupported
 from daemon.iceberg.manifests import (
+    ManifestHeader,
     content_span,
     first_row_id,
     read_manifest_list,
@@ -219,12 +220,9 @@ def test_verify_finds_a_second_delete_file(pair: Pair) -> None:
     write_manifest(
         iceberg.io,
         manifest.manifest_path,
-        ManifestContent.DELETES,
+        ManifestHeader(ManifestContent.DELETES, iceberg.schema(), iceberg.spec(), 3),
         entries,
-        spec=iceberg.spec(),
-        schema=iceberg.schema(),
         snapshot_id=snapshot.snapshot_id,
-        format_version=3,
     )
     proof = Verifier(pair.bench.context).verify(Scope(Level.METADATA), Event())
     assert proof and proof.findings.counts[Fault.VECTOR_NOT_ALONE] == 1

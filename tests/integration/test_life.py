@@ -39,12 +39,7 @@ RECORDED_SEED = 32
 KILLED_EVERY = 6
 # Of the readers, Spark's is the slowest.
 SPARK_EVERY = 3
-MAINTENANCE = {
-    "steps": ["compact", "expire", "cleanup"],
-    "interval": "1s",
-    "snapshots_max": 4,
-    "orphan_grace": "1m",
-}
+MAINTENANCE = {"steps": ["compact", "expire", "cleanup"], "interval": "1s", "snapshots_max": 4, "orphan_grace": "1m"}
 
 
 @pytest.mark.parametrize("held", [False, True], ids=["version by version", "all at once"])

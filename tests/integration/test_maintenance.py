@@ -20,8 +20,8 @@ from daemon.maintenance.expiry import Expiry
 from daemon.maintenance.maintainer import Maintainer
 from daemon.status.snapshots import choose_by_time, choose_by_version
 from daemon.sync import transaction
-from daemon.translate.delete_planner import PositionDeletes
 from daemon.translate.plan import CommitPlan
+from daemon.translate.planner import PositionDeletes
 from tests.kit.follow import Followed, check_change
 from tests.kit.handmade import HandmadeTable
 from tests.kit.images import DATA, NOTHING, POSITION_DELETES, image_of

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
-from daemon.iceberg.manifests import read_manifest_list, write_manifest
+from daemon.iceberg.manifests import ManifestHeader, read_manifest_list, write_manifest
 from daemon.iceberg.references import entries_of
 from daemon.spark.row_hashes import FILE, POSITION, hash_rows
 from daemon.verify.findings import Fault, Level
@@ -83,10 +83,8 @@ def edit_entries(folder: Path, content: ManifestContent, change: Callable[[Manif
             write_manifest(
                 iceberg.io,
                 manifest.manifest_path,
-                content,
+                ManifestHeader(content, iceberg.schema(), iceberg.spec()),
                 entries,
-                spec=iceberg.spec(),
-                schema=iceberg.schema(),
                 snapshot_id=snapshot.snapshot_id,
             )
     bench.close()

@@ -33,7 +33,7 @@ from daemon.delta.actions import Metadata, Protocol
 from daemon.delta.snapshot import ReplayedState
 from daemon.delta.table_state import ADDS
 from daemon.iceberg.catalogs import Catalogs
-from daemon.service.assembly import make_context
+from daemon.service.assembly import Shared, make_context
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import Writer
@@ -298,13 +298,9 @@ class Bench:
         self.spark = SparkPipeline(self.spark_settings)
         self.context = make_context(
             self.settings,
-            properties=catalog,
-            storage=FileIOStorage(catalog),
-            catalogs=self.catalogs,
-            store=self.store,
-            spark=self.spark,
-            clock=self.clock,
-            limits=self.limits,
+            Shared(self.store, self.spark, self.catalogs, self.clock, self.limits),
+            catalog,
+            FileIOStorage(catalog),
             writer=self.writer,
         )
         self.follower = Follower(self.context)

@@ -118,7 +118,7 @@ def make_board(*, said: str = "", tables: int = len(TABLES)) -> Board:
             source_version=newest[number],
             behind_since_ms=NOW_MS - 1000 * age_s if age_s else None,
             syncing=number == 1,
-            polled_at_s=0.0,
+            checked_at_s=0.0,
         )
         board.show(each.name, seen)
         board.activity.count(each.name, accounts_checked=version or 0)
@@ -146,7 +146,7 @@ def _add_shop(board: Board, number: int) -> None:
     )
     counts = _counts(40 + number % 300, 90_000 * number, 311 * number, number % 80, number % 30)
     newest = None if syncs else version
-    board.show(name, Observation(record, counts, newest, syncing=syncs, polled_at_s=None if syncs else 0.0))
+    board.show(name, Observation(record, counts, newest, syncing=syncs, checked_at_s=None if syncs else 0.0))
     _show_syncs(board, number, name, version)
 
 

@@ -83,14 +83,9 @@ class _Victim:
         self._bench.open()
         board = board_of([self._bench.settings], SystemClock(), lag_budget_s=300)
         log = self._bench.context.log
-        observer = Observer(self._bench.settings.name, log, store=self._bench.store, board=board, clock=SystemClock())
+        observer = Observer(self._bench.settings, log, store=self._bench.store, board=board, clock=SystemClock())
         self._cycle = TableCycle(
-            self._bench.settings,
-            self._bench.follower,
-            observer,
-            store=self._bench.store,
-            clock=SystemClock(),
-            random=Random(1),
+            self._bench.follower, observer, store=self._bench.store, clock=SystemClock(), random=Random(1)
         )
 
     def _as_before(self) -> None:

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from daemon.delta import large_set
+from daemon.delta import bitmap_format
 from daemon.sync import news
 from tests.kit.examples import examples
 from tests.kit.handmade import GRANULARITY, Bench
@@ -32,7 +32,7 @@ FOLDED = [step for number, step in enumerate(TOUR) if number in (1, 15) or not i
 def small_chunks() -> Iterator[None]:
     """Chunks of positions end with each Roaring container, so that files of two containers cross a border."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(large_set, "CHUNK_CONTAINERS_MAX", 1)
+        patch.setattr(bitmap_format, "CHUNK_CONTAINERS_MAX", 1)
         yield
 
 

@@ -16,10 +16,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap, BitMap64
 
-from daemon.delta import deletion_vector, large_set
+from daemon.delta import bitmap_format, deletion_vector
 from daemon.delta import position_set as position_sets
+from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.deletion_vector import Vector, find_place, frame_bytes, read_position_sets, read_vectors
-from daemon.delta.large_set import DVPlace
 from daemon.delta.position_set import PositionSet, check_positions, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.store.locations import Span
@@ -154,7 +154,7 @@ def test_difference_is_that_of_sets(
     for small_bytes_max in (0, 100, 1 << 16):  # no set is small, some are, all are
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(position_sets, "SMALL_BYTES_MAX", small_bytes_max)
-            patch.setattr(large_set, "CHUNK_CONTAINERS_MAX", 2)
+            patch.setattr(bitmap_format, "CHUNK_CONTAINERS_MAX", 2)
             after_set, before_set = position_set(after, runs=runs), position_set(before, runs=other_runs)
             assert listed(after_set, before_set) == sorted(after - before)
             assert is_restored(before_set, after_set) == bool(before - after)
@@ -168,8 +168,8 @@ def test_difference_is_that_of_sets(
 def test_chunks_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """No chunk is empty, has more positions than the bound (or one container), or spans two upper halves."""
     monkeypatch.setattr(position_sets, "SMALL_BYTES_MAX", 0)
-    monkeypatch.setattr(large_set, "CHUNK_POSITIONS_MAX", 70_000)
-    monkeypatch.setattr(large_set, "CHUNK_CONTAINERS_MAX", 3)
+    monkeypatch.setattr(bitmap_format, "CHUNK_POSITIONS_MAX", 70_000)
+    monkeypatch.setattr(bitmap_format, "CHUNK_CONTAINERS_MAX", 3)
     model = set(range(150_000)) | {2**20 * k for k in range(20)} | {2**32, 2**32 + 5}
     chunks = [chunk.tolist() for chunk in new_positions(position_set(model))]
     assert [position for chunk in chunks for position in chunk] == sorted(model)

@@ -30,7 +30,11 @@ def test_known_protocols_pass(protocol: Protocol) -> None:
         (["deletionVectors", "zebra", "apple"], "reader feature apple, zebra is not supported", "DROP FEATURE"),
         (["catalogManaged"], "reader feature catalogManaged ", "ratified by its catalog"),
         (["variantType", "catalogOwned-preview"], "reader feature catalogOwned-preview ", "ratified by its catalog"),
-        (["catalogManaged", "catalogOwned-preview"], "catalogManaged, catalogOwned-preview ", "ratified by its catalog"),
+        (
+            ["catalogManaged", "catalogOwned-preview"],
+            "catalogManaged, catalogOwned-preview ",
+            "ratified by its catalog",
+        ),
         (["zebra", "catalogManaged"], "reader feature catalogManaged, zebra ", "ratified by its catalog"),
         (["rowTracking"], "reader feature rowTracking ", "DROP FEATURE"),
         (["adaptiveMetadata-preview"], "reader feature adaptiveMetadata-preview ", "not in the Delta log"),

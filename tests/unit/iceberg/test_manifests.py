@@ -22,6 +22,7 @@ from pyiceberg.manifest import (
 from pyiceberg.manifest import read_manifest_list as read_manifest_list_by_pyiceberg
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import (
     BooleanType,
@@ -42,6 +43,7 @@ from daemon.errors import TargetUnreadable
 from daemon.iceberg.manifests import (
     LONG_LIST_MIN,
     MANIFEST_ENTRIES_MAX,
+    ManifestHeader,
     forget_metadata,
     read_entries,
     read_manifest_list,
@@ -59,7 +61,12 @@ SNAPSHOT = 1 << 62
 
 def write(path: Path, content: ManifestContent, entries: list[ManifestEntry], **options: Any) -> ManifestFile:
     options = {"spec": UNPARTITIONED, "schema": SCHEMA, "snapshot_id": SNAPSHOT} | options
-    return write_manifest(IO, f"file://{path}", content, entries, **options)
+    snapshot_id = options.pop("snapshot_id")
+    return write_manifest(IO, f"file://{path}", ManifestHeader(content, **options), entries, snapshot_id=snapshot_id)
+
+
+def snapshot_of(path: str, number: int, **fields: Any) -> Snapshot:
+    return Snapshot(snapshot_id=SNAPSHOT, sequence_number=number, manifest_list=path, **fields)
 
 
 def added(*files: Any) -> list[ManifestEntry]:
@@ -69,7 +76,7 @@ def added(*files: Any) -> list[ManifestEntry]:
 def sequenced(tmp_path: Path, *manifests: ManifestFile, number: int = 5) -> list[ManifestFile]:
     """The manifests as they stand in a manifest list of this sequence number."""
     path = f"file://{tmp_path}/list-{number}.avro"
-    write_manifest_list(IO, path, manifests, snapshot_id=SNAPSHOT, parent_snapshot_id=None, sequence_number=number)
+    write_manifest_list(IO, manifests, snapshot_of(path, number))
     return read_manifest_list(IO, path)
 
 
@@ -351,7 +358,7 @@ def test_a_manifest_list_as_pyiceberg_reads_it(tmp_path: Path) -> None:
         write(tmp_path / "d.avro", ManifestContent.DELETES, added(delete_file("d"))),
     ]
     path = f"file://{tmp_path}/list.avro"
-    write_manifest_list(IO, path, manifests, snapshot_id=SNAPSHOT, parent_snapshot_id=8, sequence_number=4)
+    write_manifest_list(IO, manifests, snapshot_of(path, 4, parent_snapshot_id=8))
     found = list(read_manifest_list_by_pyiceberg(IO.new_input(path)))
     assert [manifest.content for manifest in found] == [ManifestContent.DATA, ManifestContent.DELETES]
     assert [manifest.added_files_count for manifest in found] == [2, 1]
@@ -400,15 +407,7 @@ def test_records_of_a_list_that_differ_in_one_field_stay_apart(tmp_path: Path, f
     fields += [{**first, "partitions": partitions} for partitions in ([], *summaries)]
     path = f"file://{tmp_path}/list.avro"
     for _ in range(2):
-        write_manifest_list(
-            IO,
-            path,
-            [manifest_record(**each) for each in fields],
-            snapshot_id=SNAPSHOT,
-            parent_snapshot_id=None,
-            sequence_number=4,
-            format_version=format_version,
-        )
+        write_manifest_list(IO, [manifest_record(**each) for each in fields], snapshot_of(path, 4), format_version)
         found = read_manifest_list(IO, path)
         for record, wanted in zip(found, fields, strict=True):
             assert plain(record) == plain(manifest_record(**wanted))
@@ -436,8 +435,7 @@ def test_rows_of_manifests_without_row_ids_get_the_next_ones(tmp_path: Path) -> 
         )
     ]
     path = f"file://{tmp_path}/list.avro"
-    of_snapshot = {"snapshot_id": SNAPSHOT, "parent_snapshot_id": 8, "sequence_number": 4}
-    assert write_manifest_list(IO, path, manifests, **of_snapshot, format_version=3, next_row_id=50) == 78
+    assert write_manifest_list(IO, manifests, snapshot_of(path, 4, first_row_id=50), format_version=3) == 78
     given = {row["manifest_path"]: row["first_row_id"] for row in read_avro(path)}
     assert given == {"a": 50, "b": None, "c": 73, "d": 1, "e": 77}
 
@@ -448,7 +446,7 @@ def test_a_long_list_is_remembered_until_a_verification(tmp_path: Path) -> None:
     many = [made] * LONG_LIST_MIN
 
     def write_list() -> None:
-        write_manifest_list(IO, path, many, snapshot_id=SNAPSHOT, parent_snapshot_id=None, sequence_number=4)
+        write_manifest_list(IO, many, snapshot_of(path, 4))
 
     write_list()
     remembered = [*map(plain, read_manifest_list(IO, path))]

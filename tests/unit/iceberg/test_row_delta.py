@@ -310,13 +310,15 @@ def test_an_added_delete_file_joins_no_large_manifest(made: MadeTable) -> None:
     files = [data_file(f"f{number}") for number in range(JOINED_ENTRIES_MAX)]
     deletes = [delete_file(f"d{number}", 1, f"f{number}") for number in range(JOINED_ENTRIES_MAX)]
     made.commit(added_data_files=files, added_delete_files=deletes)
-    (large,) = {made.live()[f"d{number}"][0] for number in range(JOINED_ENTRIES_MAX)}
+    live = made.live()
+    (large,) = {live[f"d{number}"][0] for number in range(JOINED_ENTRIES_MAX)}
     for number in (1, 2):
         place = made.live()["d0" if number == 1 else "n1"][0]
         assert (place == large) is (number == 1)
         gone = "d0" if number == 1 else "n1"
         made.commit(removed_delete_files={place: {gone}}, added_delete_files=[delete_file(f"n{number}", 1, "f0")])
-    in_small = [path for path, place in made.live().items() if place[0] == made.live()["n2"][0]]
+    live = made.live()
+    in_small = [path for path, place in live.items() if place[0] == live["n2"][0]]
     assert in_small == ["n2"]
 
 

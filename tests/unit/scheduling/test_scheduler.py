@@ -188,9 +188,8 @@ class Bench:
     def start(self) -> None:
         """What a new process does."""
         self.cycle = TableCycle(
-            self.table,
             self.follower,
-            Observer(self.table.name, self.follower, store=self.store, board=self.board, clock=self.clock),
+            Observer(self.table, self.follower, store=self.store, board=self.board, clock=self.clock),
             store=self.store,
             clock=self.clock,
             random=Random(1),
@@ -437,8 +436,11 @@ def test_a_paused_table_tries_no_newer_version(bench):
 
 
 def test_a_resume_begins_the_time_without_a_look_anew(bench):
-    """While a table is paused nobody looks, and an error of a few seconds does not make that a reason."""
+    """While a table is paused nobody looks, and an error of a few seconds does not make that a reason. The status
+    still names the last look.
+    """
     bench.poll()
+    checked_at = bench.status.checked_at
     bench.store.record_pause(1, PAUSE)
     bench.cycle.take_up(bench.store.list_tables()[0])
     bench.poll(after_s=400)
@@ -447,6 +449,7 @@ def test_a_resume_begins_the_time_without_a_look_anew(bench):
     bench.follower.poll_fails = away()
     bench.poll(after_s=17)
     assert bench.board.find_unready() == []
+    assert bench.status.checked_at == checked_at
     bench.clock.time_s += 300
     (unready,) = bench.board.find_unready()
     assert unready.reason.startswith("retrying since ") and "ObjectStoreAway: no answer" in unready.reason
@@ -543,6 +546,17 @@ def test_a_store_that_is_away_hides_no_error(bench):
         bench.poll()
     assert bench.status.error.kind == "ObjectStoreAway"
     assert {"sync.failed", "state.unrecorded"} <= {line["event"] for line in logs}
+
+
+def test_a_row_that_cannot_be_read_is_told_with_its_table(bench):
+    """A poll reads it, outside of a sync, whose lines have the table's name anyway."""
+    bench.poll()
+    bench.store.record_pause(1, PAUSE)
+    assert bench.cycle.notice(bench.store.list_tables()[0])
+    away = StateUnavailable("disk full")
+    with mock.patch.object(bench.store, "open_table", side_effect=away), capture_logs() as logs:
+        bench.poll()
+    assert [line["table"] for line in logs if line["event"] == "state.unread"] == ["orders"]
 
 
 def test_the_lag_is_the_age_of_the_oldest_version_not_shown(bench):
@@ -689,8 +703,8 @@ class Running:
     def add(self, table: TableSettings) -> None:
         """Follow one of the tables, perhaps with other settings than before."""
         follower, store, clock = self.followers[table.name], self.store, self.clock
-        observer = Observer(table.name, follower, store=store, board=self.board, clock=clock)
-        cycle = TableCycle(table, follower, observer, store=store, clock=clock, random=Random(1))
+        observer = Observer(table, follower, store=store, board=self.board, clock=clock)
+        cycle = TableCycle(follower, observer, store=store, clock=clock, random=Random(1))
         self.fleet._cycles[cycle.name] = cycle
         maintainer = self.maintainers[cycle.name]
         job = MaintenanceJob(cycle, maintainer, board=self.board, clock=clock)

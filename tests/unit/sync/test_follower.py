@@ -8,13 +8,16 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import daemon
+from daemon.errors import ObjectStoreAway
 from daemon.store.storage import FileIOStorage
 from daemon.sync.news import UNFINISHED_COMMIT_MAX_S
+from daemon.sync.outcomes import SyncOutcome
 from tests.kit.handmade import Bench, HandmadeTable, in_step
 
 OURS = str(Path(daemon.__file__).parent)
@@ -140,3 +143,19 @@ def test_the_way_to_a_commit_is_short(table: HandmadeTable, bench: Bench, monkey
     delete(table, 1)
     bench.sync()
     assert ways == [["sync", "_follow", "advance", "show", "commit", "commit_updates"]]
+
+
+def test_a_commit_that_was_not_recorded_is_recorded_without_reading_it(
+    table: HandmadeTable, bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The process was killed between the catalog's commit and the state store: the outcome was stored before."""
+    delete(table, 1)
+    with monkeypatch.context() as broken, pytest.raises(ObjectStoreAway, match="killed here"):
+        broken.setattr(bench.store, "record_synced", Mock(side_effect=OSError("killed here")))
+        bench.follower.sync()
+    bench.reopen()
+    monkeypatch.setattr("daemon.sync.recovery.rebuild", Mock(side_effect=AssertionError("it is rebuilt")))
+    assert bench.sync().outcome is SyncOutcome.UNCHANGED
+    record = bench.context.find_record()
+    assert record is not None
+    assert record.synced_version == table.version

@@ -18,13 +18,13 @@ from daemon.delta.replay import TableChange
 from daemon.errors import ReplacementNeeded
 from daemon.iceberg.manifests import content_span, entry_key, referenced_data_file
 from daemon.iceberg.puffin import Blob, PuffinFile
-from daemon.translate import delete_planner
+from daemon.translate import planner
 from daemon.translate.delete_files import UNKNOWN_DV, DeleteFileResult, DeleteFileTask, delete_file_record
-from daemon.translate.delete_planner import DeletionVectors, copies
 from daemon.translate.plan import CommitPlan, SyncPlan
+from daemon.translate.planner import DeletionVectors, copies
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason
 from tests.kit.examples import examples
-from tests.unit.translate.test_plan import ROWS, add, change, dv, live_file, metrics_of, table_schema
+from tests.unit.translate.test_planner import ROWS, add, change, dv, live_file, metrics_of, table_schema
 
 TABLE = table_schema()
 
@@ -170,8 +170,8 @@ def test_a_vector_that_nobody_knows_cannot_be_copied() -> None:
 
 
 def test_puffin_files_are_bounded_and_of_one_spec(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delete_planner, "VECTORS_MAX", 2)
-    monkeypatch.setattr(delete_planner, "VECTOR_BYTES_MAX", 100)
+    monkeypatch.setattr(planner, "VECTORS_MAX", 2)
+    monkeypatch.setattr(planner, "VECTOR_BYTES_MAX", 100)
     sizes = {"a": 10, "b": 10, "c": 10, "d": 95, "e": 10, "f": 500, "g": 1}
     live = {
         path: LiveFile(path, ROWS, 100, int(path == "g"), "m", DeletionVectorDescriptor("u", path, size, 2, 1))

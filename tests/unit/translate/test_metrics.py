@@ -194,7 +194,7 @@ def test_bounds_of_timestamps(zone: Any, values: list[datetime]) -> None:
     assert max(micros) <= found[1] < max(micros) + 1000
 
 
-@given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=40), **_some))
+@given(st.lists(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=40), **_some))
 def test_bounds_of_strings(values: list[str]) -> None:
     """Cut as Delta cuts them, the bounds still hold every value in the order of UTF-8."""
     least, greatest = min(values, key=str.encode), max(values, key=str.encode)

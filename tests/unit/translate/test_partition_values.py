@@ -31,7 +31,7 @@ from pyiceberg.types import (
 
 from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.iceberg.manifests import read_entries, write_manifest
+from daemon.iceberg.manifests import ManifestHeader, read_entries, write_manifest
 from daemon.iceberg.pyiceberg_ext.records import data_file_record, entry_record
 from daemon.translate.partition_values import (
     decode_partition,
@@ -236,7 +236,9 @@ def test_a_partition_that_is_kept_is_the_entrys_own(tmp_path: Path, kind: str) -
         for number, values in enumerate(tuples)
     ]
     entries = [entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=1) for data_file in written]
-    manifest = write_manifest(io, f"{tmp_path}/m.avro", ManifestContent.DATA, entries, snapshot_id=1, **where)
+    manifest = write_manifest(
+        io, f"{tmp_path}/m.avro", ManifestHeader(ManifestContent.DATA, **where), entries, snapshot_id=1
+    )
     read = [entry.data_file for entry in read_entries(io, manifest, **where)]
     kept = [encode_partition(data_file.partition) for data_file in read]
     assert kept == [encode_partition(data_file.partition) for data_file in written]

@@ -80,7 +80,7 @@ COUNTS = TableCounts(
         WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 40, NOW_MS - 60_000),
     ),
 )
-IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, polled_at_s=0.0)
+IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, checked_at_s=0.0)
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms=NOW_MS, consecutive=2, parked=True)
 
 
@@ -192,7 +192,7 @@ def test_a_table_beyond_its_lag_budget_is_not_ready(server):
     server.board.show("orders", behind)
     assert reasons(server) == []
     server.clock.time_s = 61
-    server.board.show("orders", replace(behind, polled_at_s=61.0))
+    server.board.show("orders", replace(behind, checked_at_s=61.0))
     assert reasons(server) == ["behind for 1 min 1 s, more than the budget of 1 min"]
     body = server.ask("/api/tables")[1][0]
     assert (body["state"], body["lag_versions"], body["lag_seconds"]) == ("behind", 2, 61.0)
@@ -227,7 +227,7 @@ def test_a_paused_table_and_a_missing_source_are_no_reason(server):
     """Both are what somebody wants."""
     server.board.show("orders", replace(IN_STEP, record=replace(RECORD, pause=Pause(1_000, "ada"), error=ERROR)))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "paused")
-    server.board.show("orders", Observation(polled_at_s=0.0))
+    server.board.show("orders", Observation(checked_at_s=0.0))
     assert (reasons(server), server.ask("/api/tables")[1][0]["state"]) == ([], "waiting")
 
 
@@ -290,7 +290,7 @@ def test_a_table_whose_store_is_silent_is_not_known_to_be_in_step(server):
         (status,) = server.ask("/api/tables")[1]
         assert (status["state"], status["lag_versions"], status["lag_seconds"]) == (state, lag, lag)
         assert (status["synced_version"], status["source_version"]) == (7, None if lag is None else 7)
-    server.board.show("orders", replace(IN_STEP, polled_at_s=26.0))
+    server.board.show("orders", replace(IN_STEP, checked_at_s=26.0))
     assert server.ask("/api/tables")[1][0]["state"] == "synced"
 
 
@@ -333,7 +333,7 @@ def test_the_page_tells_state_error_and_hint(server):
 def test_a_tables_page_lists_its_syncs_and_files(server):
     """The syncs with their counts, files by kind with bytes and age."""
     server.clock.time_s = 180
-    server.board.show("orders", replace(IN_STEP, polled_at_s=server.clock.time_s))
+    server.board.show("orders", replace(IN_STEP, checked_at_s=server.clock.time_s))
     server.board.add_runs(
         "orders",
         [

@@ -1,4 +1,4 @@
-"""What is scraped: the metrics by Prometheus' own rules, the alerts, and the Grafana dashboard."""
+"""The alerts, the Grafana dashboard, and the metrics' form by Prometheus' rules; their values: `test_endpoints.py`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The positions of a large deletion vector (DV) in their serialized form, by an index of its Roaring containers.
+"""The Roaring bitmap format of a deletion vector (DV): its constants, and the reader of every form, by an index.
 
 Only a bounded run of containers is decoded at a time, so a DV needs memory for its own bytes and one chunk.
 """
@@ -57,7 +57,7 @@ class DVPlace(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class LargeSet:
+class IndexedSet:
     """A set of positions: the serialized bytes, and an index of the Roaring containers in them.
 
     A container holds the positions that differ in their lowest 16 bits only; `keys` are the other bits, ascending.
@@ -74,7 +74,7 @@ class LargeSet:
     bitmaps: dict[int, tuple[int, int, int]]  # by the first container: number of containers, start and end in `data`
 
     @classmethod
-    def index(cls, data: memoryview, place: DVPlace) -> LargeSet:
+    def index(cls, data: memoryview, place: DVPlace) -> IndexedSet:
         """Index the bytes of a DV. Raises CorruptInput for a header that is not right."""
         positions = cls(data, place, array("Q"), array("I"), array("Q"), array("I"), bytearray(), {})
         try:
@@ -136,7 +136,7 @@ class LargeSet:
         return b"".join((header, *bodies))
 
 
-def _index_bitmaps(positions: LargeSet) -> int:
+def _index_bitmaps(positions: IndexedSet) -> int:
     """Index the bitmaps of a DV; return their end. Numbers are little-endian.
 
     4 B  magic
@@ -172,7 +172,7 @@ def _index_bitmaps(positions: LargeSet) -> int:
     return at
 
 
-def _read_run_flags(positions: LargeSet, start: int, count: int) -> bytearray:
+def _read_run_flags(positions: IndexedSet, start: int, count: int) -> bytearray:
     are_runs = bytearray(positions.data[start + (index >> 3)] >> (index & 7) & 1 for index in range(count))
     if not any(are_runs):
         # The specification has this cookie for bitmaps with run containers, and Java's readers rely on it.
@@ -180,7 +180,7 @@ def _read_run_flags(positions: LargeSet, start: int, count: int) -> bytearray:
     return are_runs
 
 
-def _index_bitmap(positions: LargeSet, start: int, upper: int) -> int:
+def _index_bitmap(positions: IndexedSet, start: int, upper: int) -> int:
     """Index the 32-bit bitmap at `start`; return its end. RoaringFormatSpec, "General layout".
 
     4 B      cookie: 12346, or 12347 in the low and the number n of containers less 1 in the high 2 B

@@ -14,8 +14,8 @@ import pytest
 from pyiceberg.types import NestedField
 
 from daemon.delta.actions import Metadata
-from daemon.translate.metrics import ColumnRange, column_ranges
 from daemon.translate.schema import TableSchema, translate_schema
+from daemon.verify.footer import ColumnRange, column_ranges
 
 MOMENTS = [datetime(1969, 12, 31, 23, 59, 59, 999999), datetime(2024, 1, 1)]
 MICROS = (-1, 1_704_067_200_000_000)

@@ -19,11 +19,11 @@ from daemon.delta.replay import TableChange
 from daemon.errors import CorruptInput
 from daemon.iceberg.manifests import referenced_data_file
 from daemon.iceberg.position_deletes import PositionDeleteFile
-from daemon.translate import delete_planner
+from daemon.translate import planner
 from daemon.translate.delete_files import FILE_PATH_ID, POS_ID, UNKNOWN_DV, DeleteFileResult
-from daemon.translate.delete_planner import PositionDeletes
 from daemon.translate.metrics import metrics_of
 from daemon.translate.plan import CommitPlan, SyncPlan
+from daemon.translate.planner import PositionDeletes
 from daemon.translate.schema import TableSchema, translate_schema
 from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, LiveFile, OrphanReason
 
@@ -157,7 +157,7 @@ def test_partition_granularity_is_a_delete_file_for_each_partition() -> None:
 
 def test_an_unpartitioned_table_is_one_partition(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without partition columns all files share a delete file, up to a bound."""
-    monkeypatch.setattr(delete_planner, "DATA_FILES_PER_DELETE_FILE_MAX", 2)
+    monkeypatch.setattr(planner, "DATA_FILES_PER_DELETE_FILE_MAX", 2)
     plan = planned(change([add(path, dv(path)) for path in "edcba"]), granularity="partition")
     assert works(plan) == [("d0", (), ["a", "b"]), ("d1", (), ["c", "d"]), ("d2", (), ["e"])]
 

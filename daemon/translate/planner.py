@@ -1,6 +1,7 @@
-"""Plans delete files: position-delete files in format version 2, deletion vectors in format version 3. Pure.
+"""Decides the entries of a snapshot: of data files, and of position deletes (format version 2) or deletion vectors (3).
 
-A table has one planner, which its format version chooses. `daemon/sync/deletions.py` has the order of the calls, and
+Pure. A table has one planner, which its format version chooses. It aims at the state that the new deletion vectors
+describe, so planning a version twice gives the same table. `daemon/sync/deletions.py` has the order of the calls, and
 reads and writes what is in between.
 """
 
@@ -60,7 +61,7 @@ class Repair:
 
 
 @dataclass(frozen=True)
-class DeletePlanner(ABC):
+class Planner(ABC):
     """Plans the delete files of a change, and decides all entries of its snapshot."""
 
     suffix: ClassVar[str]
@@ -175,7 +176,7 @@ class DeletePlanner(ABC):
 
 
 @dataclass(frozen=True)
-class PositionDeletes(DeletePlanner):
+class PositionDeletes(Planner):
     """Position-delete files, of which each holds the new positions only.
 
     For example, delete file d1 holds {0, 1} of data file A and {5} of B.
@@ -215,7 +216,7 @@ class PositionDeletes(DeletePlanner):
 
 
 @dataclass(frozen=True)
-class DeletionVectors(DeletePlanner):
+class DeletionVectors(Planner):
     """Deletion vectors: at most one for a data file, with all its deletions (Iceberg spec, "Deletion Vectors").
 
     The vectors that a commit changes share new Puffin files. A blob that is no longer used stays in its Puffin file as
