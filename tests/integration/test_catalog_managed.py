@@ -7,8 +7,9 @@ import urllib.request
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
+from uuid import uuid4
 
 import msgspec
 import pyarrow as pa
@@ -20,8 +21,11 @@ from daemon.delta.position_set import as_bitmap
 from daemon.store.storage import FileIOStorage
 from state.records import DeletionVectorDescriptor
 from tests.kit.catalog_managed import AUTO_COMPACT, ManagedTable
-from tests.kit.unity import BASE, UnityServer, UnityTable, unity_server
+from tests.kit.unity import BASE, TOKEN_PATH, StagedCommit, UnityServer, UnityTable, unity_server
 from tests.kit.writer import Writer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 COLUMNS = "(id BIGINT, name STRING)"
 WITH_VECTORS = "'delta.enableDeletionVectors' = 'true'"
@@ -73,11 +77,13 @@ class Told:
             return log
         staged = self.table.folder / "_delta_log" / "_staged_commits"
         named = {commit["version"]: staged / commit["file-name"] for commit in told["commits"]}
-        assert sorted(named, reverse=True) == list(named), "the newest first"
+        latest = told["latest-table-version"]
+        contiguous = list(range(latest, latest - len(told["commits"]), -1))
+        assert [commit["version"] for commit in told["commits"]] == contiguous, "all of them, the newest first"
         for version in named.keys() & log.keys():
             assert named[version].read_bytes() == log[version].read_bytes()
-        assert not named or max(named) == told["latest-table-version"]
-        return {**log, **named}
+        # Of a table that has just been upgraded the catalog has no commit, and knows no version.
+        return {version: path for version, path in log.items() if not named or version <= latest} | named
 
 
 def published_commits(folder: Path) -> dict[int, Path]:
@@ -177,3 +183,63 @@ def test_upgrade_and_downgrade(writer: Writer, unity: UnityServer, tmp_path: Pat
     told.check(7, published=7)
     table.sql("UPDATE {t} SET name = 'by path' WHERE id < 8")
     told.check(8, published=8)
+
+
+@pytest.mark.parametrize("has_delta_api", [True, False])
+def test_clients_of_delta_and_unity(spark: SparkSession, unity: UnityServer, has_delta_api: bool) -> None:
+    """Their own clients understand what the server says."""
+    jvm: Any = spark._jvm
+    table_id, location = str(uuid4()), "s3://bucket/orders"
+    commits = [StagedCommit(at, 10 + at, f"{at:020d}.{uuid4()}.json", 20 + at, 30 + at) for at in (3, 4)]
+    vended = {"prefix": location, "config": {"s3.access-key-id": "key"}, "expiration-time-ms": 5}
+    table = UnityTable(table_id, location, 4, commits, credentials=[vended])
+    unity.tables = {("main", "sales", name): table for name in ("orders", "others")}
+    unity.has_delta_api = has_delta_api
+
+    said = commits_by_delta(spark, unity, table)
+    assert said == (4, [(each.version, each.file_name, each.file_size, each.timestamp) for each in commits])
+    if has_delta_api:
+        config = jvm.io.unitycatalog.client.delta.api.DeltaConfigurationApi(client_of(spark, unity))
+        assert len(config.getConfig("main", "1.0").getEndpoints()) == 2
+        credentials = jvm.io.unitycatalog.client.delta.api.DeltaTemporaryCredentialsApi(client_of(spark, unity))
+        read = jvm.io.unitycatalog.client.delta.model.DeltaCredentialOperation.READ
+        (given,) = credentials.getTableCredentials(read, "main", "sales", "orders").getStorageCredentials()
+        assert (given.getPrefix(), given.getExpirationTimeMs(), given.getConfig().getS3AccessKeyId()) == (
+            location,
+            5,
+            "key",
+        )
+    else:
+        older = jvm.io.unitycatalog.client
+        asked = older.model.GenerateTemporaryTableCredential().tableId(table_id)
+        asked = asked.operation(older.model.TableOperation.READ)
+        given = older.api.TemporaryCredentialsApi(client_of(spark, unity)).generateTemporaryTableCredentials(asked)
+        assert (given.getUrl(), given.getAwsTempCredentials().getAccessKeyId()) == (location, "key")
+    tables = jvm.io.unitycatalog.client.api.TablesApi(client_of(spark, unity))
+    page = tables.listTables("main", "sales", 1, None)
+    assert [each.getTableId() for each in page.getTables()] == [table_id]
+    assert tables.listTables("main", "sales", 1, page.getNextPageToken()).getTables()[0].getName() == "others"
+
+
+def commits_by_delta(spark: SparkSession, unity: UnityServer, table: UnityTable) -> tuple[int, list[tuple[Any, ...]]]:
+    """The latest version and the commits of `main.sales.orders`, as Delta's client hands them to Delta."""
+    jvm: Any = spark._jvm
+    namespace = spark.sparkContext._gateway.new_array(jvm.java.lang.String, 2)  # type: ignore[union-attr]
+    namespace[0], namespace[1] = "main", "sales"
+    name = jvm.io.delta.storage.commit.TableIdentifier(namespace, "orders")
+    options = {"uri": unity.url, "token": unity.token, "deltaRestApi.enabled": str(unity.has_delta_api).lower()}
+    factory = jvm.org.apache.spark.sql.delta.coordinatedcommits.UCTokenBasedRestClientFactory
+    client, place = factory.createUCClient(jvm.java.util.HashMap(options)), jvm.java.net.URI(table.location)
+    said = client.getCommits(table.table_id, place, name, *[jvm.java.util.Optional.empty()] * 2)
+    files = [(each.getVersion(), each.getFileStatus(), each.getCommitTimestamp()) for each in said.getCommits()]
+    found = sorted((version, file.getPath().getName(), file.getLen(), at) for version, file, at in files)
+    return said.getLatestTableVersion(), found
+
+
+def client_of(spark: SparkSession, unity: UnityServer) -> Any:
+    """Unity's own, which has its token for a client's secret."""
+    jvm: Any = spark._jvm
+    names = ("oauth.uri", "oauth.clientId", "oauth.clientSecret")
+    options = {"type": "oauth", **dict(zip(names, (unity.url + TOKEN_PATH, *unity.client), strict=True))}
+    token = jvm.io.unitycatalog.client.auth.TokenProvider.create(jvm.java.util.HashMap(options))
+    return jvm.io.unitycatalog.client.ApiClientBuilder.create().uri(unity.url).tokenProvider(token).build()
