@@ -20,7 +20,8 @@ from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
 from daemon.store.storage import FileIOStorage
 from state.records import DeletionVectorDescriptor
-from tests.kit.catalog_managed import AUTO_COMPACT, ManagedTable
+from tests.kit.catalog_managed import AUTO_COMPACT, ID_PROPERTY, ManagedTable
+from tests.kit.handmade import new_uuid
 from tests.kit.unity import BASE, TOKEN_PATH, StagedCommit, UnityServer, UnityTable, unity_server
 from tests.kit.writer import Writer
 
@@ -162,6 +163,9 @@ def test_history(writer: Writer, unity: UnityServer, tmp_path: Path) -> None:
     told.check(9, published=9)
     table.sql("ALTER TABLE {t} ADD COLUMN more INT", "INSERT INTO {t} VALUES (300, 'n300', 1)", published_max=9)
     told.check(11, published=9)
+    table.publish()
+    assert (table.latest, len(table.named)) == (11, 2), "the catalog still names what is published"
+    told.check(11, published=11)
 
 
 def test_upgrade_and_downgrade(writer: Writer, unity: UnityServer, tmp_path: Path) -> None:
@@ -183,6 +187,14 @@ def test_upgrade_and_downgrade(writer: Writer, unity: UnityServer, tmp_path: Pat
     told.check(7, published=7)
     table.sql("UPDATE {t} SET name = 'by path' WHERE id < 8")
     told.check(8, published=8)
+    # Unity gives no id twice.
+    table.table_id = str(new_uuid())
+    table.sql(f"ALTER TABLE {{t}} SET TBLPROPERTIES ('{ID_PROPERTY}' = '{table.table_id}')")
+    table.upgrade()
+    told.check(10, published=10)
+    table.sql("DELETE FROM {t} WHERE id > 20", published_max=10)
+    assert (table.latest, len(table.named)) == (11, 1)
+    told.check(11, published=10)
 
 
 @pytest.mark.parametrize("has_delta_api", [True, False])

@@ -52,7 +52,10 @@ class ManagedTable:
         self._do(create, f"CREATE TABLE {{t}} {columns} USING delta TBLPROPERTIES ({given})")
 
     def sql(self, *statements: str, published_max: int | None = None) -> None:
-        """Run statements, in which `{t}` is the table. Their commits are published up to a version; None: all are."""
+        """Run statements, in which `{t}` is the table. Their commits are published up to a version; None: all are.
+
+        Unity lets ten commits wait. With the next, Delta publishes first, and tries for ever if it may not.
+        """
         settings = {} if published_max is None else {PUBLISHED_MAX: str(published_max)}
         with self.writer.confs(settings):
             for statement in statements:
@@ -68,6 +71,10 @@ class ManagedTable:
         self._do(switch, False)
         self.is_managed = False
 
+    def publish(self) -> None:
+        """All commits are published; the catalog does not learn of it before the next commit."""
+        self._do(publish)
+
     def rows(self, version: int | None = None) -> pa.Table:
         """The rows as Delta reads them by way of the catalog, at its newest version or another one."""
         found: pa.Table = self.writer.do(read_rows, self.folder, version)
@@ -75,11 +82,12 @@ class ManagedTable:
 
     def tell(self, table: UnityTable) -> None:
         """The server says what the catalog last said. Unity has no commits of external tables."""
+        table.table_id = self.table_id
         table.table_type = "MANAGED" if self.is_managed else "EXTERNAL"
         table.tell(self.folder, self.latest, self.named)
 
-    def _do(self, function: Any, argument: str | bool) -> None:
-        said = self.writer.do(function, argument, self.folder, self.table_id)
+    def _do(self, function: Any, *arguments: str | bool) -> None:
+        said = self.writer.do(function, *arguments, self.folder, self.table_id)
         self.latest, self.named = said["latest"], said["named"]
 
 
@@ -103,19 +111,38 @@ def run(session: SparkSession, statement: str, folder: Path, table_id: str) -> d
 def switch(session: SparkSession, managed: bool, folder: Path, table_id: str) -> dict[str, Any]:
     """What Delta has no statement for yet: a commit that sets or drops the feature, as Delta's own helper makes it."""
     jvm: Any = session._jvm
-    delta, some = jvm.org.apache.spark.sql.delta, jvm.scala.Option.apply
-    database, name = (part.strip("`") for part in name_of(session, folder).split("."))
-    identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(name, some(database))
-    table = session._jsparkSession.sessionState().catalog().getTableMetadata(identifier)
-    log = delta.DeltaLog.forTable(session._jsparkSession, table)
-    transaction = log.startTransaction(some(table), jvm.scala.Option.empty())
+    delta, table = jvm.org.apache.spark.sql.delta, table_of(session, folder)
+    log = delta.DeltaLog.forTable(session._jsparkSession, table.get())
+    transaction = log.startTransaction(table, jvm.scala.Option.empty())
     delta.coordinatedcommits.CatalogOwnedTableUtils.setTxnProtocol(transaction, managed)
     # Only this operation may take a feature away.
     drop = delta.DeltaOperations.DropTableFeature(FEATURE, False)
-    upgrade = getattr(getattr(delta, "DeltaOperations$ManualUpdate$"), "MODULE$")
-    no_actions = getattr(getattr(jvm.scala.collection.immutable, "Nil$"), "MODULE$")
+    upgrade = scala_object(delta, "DeltaOperations$ManualUpdate")
+    no_actions = scala_object(jvm.scala.collection.immutable, "Nil")
     transaction.commit(no_actions, upgrade if managed else drop)
     return said_by_catalog(session, folder, table_id)
+
+
+def publish(session: SparkSession, folder: Path, table_id: str) -> dict[str, Any]:
+    jvm: Any = session._jvm
+    table, no_options = table_of(session, folder), scala_object(jvm.scala.collection.immutable, "Map").empty()
+    logs = jvm.org.apache.spark.sql.delta.DeltaLog
+    snapshot = logs.forTableWithSnapshot(session._jsparkSession, table.get(), no_options)._2()
+    snapshot.ensureCommitFilesBackfilled(table)
+    return said_by_catalog(session, folder, table_id)
+
+
+def table_of(session: SparkSession, folder: Path) -> Any:
+    """What Spark's catalog knows of the table, as an `Option`."""
+    jvm: Any = session._jvm
+    some = jvm.scala.Option.apply
+    database, name = (part.strip("`") for part in name_of(session, folder).split("."))
+    identifier = jvm.org.apache.spark.sql.catalyst.TableIdentifier(name, some(database))
+    return some(session._jsparkSession.sessionState().catalog().getTableMetadata(identifier))
+
+
+def scala_object(package: Any, name: str) -> Any:
+    return getattr(getattr(package, f"{name}$"), "MODULE$")
 
 
 def read_rows(session: SparkSession, folder: Path, version: int | None) -> pa.Table:
