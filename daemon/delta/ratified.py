@@ -37,10 +37,17 @@ class StagedCommit:
 
 @dataclass(frozen=True)
 class Ratified:
-    """A catalog's answer: the newest version, and the staged files of those commits that it still stores."""
+    """A catalog's answer: the newest version, and the staged files of those commits that it still names.
 
-    newest: int
+    `newest` is None if the catalog knows of no commit, as after the upgrade of a table that it did not manage before.
+    Then the published files are all versions: none is published before it is ratified.
+    """
+
+    newest: int | None
     staged: Mapping[int, StagedCommit]
+
+    def is_beyond(self, version: int) -> bool:
+        return self.newest is not None and version > self.newest
 
 
 class RatifiedStorage(FileIOStorage):
@@ -66,7 +73,7 @@ class RatifiedStorage(FileIOStorage):
         if known and not at_once and now_s - self._asked_s < FRESH_S:
             return known
         answer = self._ask()
-        if known and answer.newest < known.newest:
+        if known and known.newest is not None and (answer.newest is None or answer.is_beyond(known.newest)):
             raise SourceCatalogAway(
                 f"the catalog names {answer.newest} as the newest version of {self._source}, and named {known.newest} "
                 "before",
@@ -86,9 +93,9 @@ class RatifiedStorage(FileIOStorage):
     def _file_of(self, path: str, version: int) -> str:
         """Return the file in which the commit is. Raises ObjectMissing if the catalog has not ratified the version."""
         answer = self._answer
-        if answer is None or version > answer.newest:
+        if answer is None or answer.newest is None or answer.is_beyond(version):
             answer = self._fresh()
-        if version > answer.newest:
+        if answer.is_beyond(version):
             raise file_missing(path)
         staged = answer.staged.get(version)
         return f"{self._folder}/{STAGED_FOLDER}/{staged.file_name}" if staged else path
@@ -136,7 +143,7 @@ class RatifiedStorage(FileIOStorage):
         files = {
             file.name: file
             for file in super().list_from(directory, after)
-            if (match := _VERSIONED.fullmatch(file.name)) is None or int(match[2] or match[1]) <= answer.newest
+            if (match := _VERSIONED.fullmatch(file.name)) is None or not answer.is_beyond(int(match[2] or match[1]))
         }
         for version, staged in answer.staged.items():
             name = f"{version:020d}.json"

@@ -164,8 +164,9 @@ class UnityCatalog:
                 "start_version": max(commits, default=-1) + 1,
             }
             answer = self._get("/delta/preview/commits", _PreviewCommits, body=body)
-            commits |= {each.version: each for each in answer.commits}
-            if not answer.commits or answer.latest_table_version in commits:
+            new = {each.version: each for each in answer.commits if each.version not in commits}
+            commits |= new
+            if not new or answer.latest_table_version in commits:
                 return self._ratified(table, answer.latest_table_version, commits.values())
 
     def _ratified(self, table: TableInfo, newest: int, commits: Any) -> Ratified:
@@ -173,6 +174,9 @@ class UnityCatalog:
             each.version: StagedCommit(each.file_name, each.file_size, each.file_modification_timestamp)
             for each in commits
         }
+        if newest == 0 and not staged:
+            # Also of a table that has other versions: they are published, and the catalog has heard of none.
+            return Ratified(None, staged)
         first = min(staged, default=newest + 1)
         if (
             newest < 0

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import urllib.request
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -15,13 +16,16 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.catalog import load_catalog
 
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
 from daemon.store.storage import FileIOStorage
 from state.records import DeletionVectorDescriptor
 from tests.kit.catalog_managed import AUTO_COMPACT, ID_PROPERTY, ManagedTable
-from tests.kit.handmade import new_uuid
+from tests.kit.daemons import Daemon, set_constants, write_config
+from tests.kit.handmade import new_uuid, sql_catalog
+from tests.kit.readers import assert_readers_agree, rows_of
 from tests.kit.unity import BASE, TOKEN_PATH, StagedCommit, UnityServer, UnityTable, unity_server
 from tests.kit.writer import Writer
 
@@ -46,15 +50,46 @@ def unity() -> Iterator[UnityServer]:
         yield server
 
 
-class Told:
-    """A reader that knows of a table what the server says, and the files of its folder."""
+@pytest.fixture
+def told_of(unity: UnityServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Told]]:
+    made: list[Told] = []
 
-    def __init__(self, unity: UnityServer, table: ManagedTable) -> None:
+    def make(table: ManagedTable) -> Told:
+        made.append(Told(unity, table, tmp_path))
+        return made[-1]
+
+    set_constants(monkeypatch, {"daemon.service.fleet.DISCOVERY_INTERVAL_S": 0.5})
+    yield make
+    for told in made:
+        told.daemon.kill()
+
+
+class Told:
+    """A reader that knows what the server says and the files of the table's folder; and dvsync, which follows it."""
+
+    def __init__(self, unity: UnityServer, table: ManagedTable, folder: Path) -> None:
         self.unity, self.table = unity, table
         self.record = UnityTable(table.table_id, table.folder.as_uri())
         unity.tables["main", "sales", "orders"] = self.record
         # Up to this version all rows were Delta's.
         self.version = -1
+        self.folder = folder
+        write_config(
+            folder / "config.yaml",
+            sources={"prod": {"type": "unity", "uri": unity.url, "token": unity.token}},
+            tables=[{"source": "prod:main.sales.orders", "target": "lake.orders", "format_version": 3}],
+        )
+        self.daemon = Daemon(folder / "config.yaml")
+
+    def _check_followed(self) -> None:
+        """Readers of the Iceberg table find Delta's rows of the newest version, which the daemon has followed."""
+        if not self.daemon.lines:
+            self.daemon.launch()
+            self.daemon.started()
+        self.daemon.synced_to("lake.orders", self.version)
+        with closing(load_catalog("local", **sql_catalog(self.folder))) as catalog:
+            table = catalog.load_table("lake.orders")
+        assert_readers_agree(table, None, rows_of(self.rows, table.schema().fields), f"version {self.version}")
 
     def check(self, latest: int, published: int) -> None:
         """Each new version holds Delta's rows, the last one is `latest`, and the log has those up to `published`."""
@@ -63,8 +98,10 @@ class Told:
         assert max(commits) == latest and max(published_commits(self.table.folder)) == published
         for version in range(self.version + 1, latest + 1):
             found = folded(self.table.folder, [commits[each] for each in range(version + 1)])
-            assert found == Counter(rows_in(self.table.rows(version))), f"version {version}"
+            self.rows = self.table.rows(version)
+            assert found == Counter(rows_in(self.rows)), f"version {version}"
         self.version = latest
+        self._check_followed()
 
     def _commits(self) -> dict[int, Path]:
         """PROTOCOL.md, "Reading Catalog-managed Tables": the catalog's file of a version goes before the log's."""
@@ -132,11 +169,11 @@ def inserted(start: int, end: int, slices: int = 1) -> str:
     return f"INSERT INTO {{t}} SELECT id, concat('n', id) AS name FROM range({start}, {end}, 1, {slices})"
 
 
-def test_history(writer: Writer, unity: UnityServer, tmp_path: Path) -> None:
+def test_history(writer: Writer, told_of: Callable[..., Told], tmp_path: Path) -> None:
     """Every version is the published log and what the catalog names, however late its commit is published."""
     table = ManagedTable(writer, tmp_path / "t")
     table.create(COLUMNS, "'delta.checkpointInterval' = '5'")
-    told = Told(unity, table)
+    told = told_of(table)
     told.check(0, published=0)
     table.sql(inserted(0, 40, 2))
     told.check(1, published=1)
@@ -168,11 +205,11 @@ def test_history(writer: Writer, unity: UnityServer, tmp_path: Path) -> None:
     told.check(11, published=11)
 
 
-def test_upgrade_and_downgrade(writer: Writer, unity: UnityServer, tmp_path: Path) -> None:
+def test_upgrade_and_downgrade(writer: Writer, told_of: Callable[..., Told], tmp_path: Path) -> None:
     """A table that its catalog managed for a time has all its versions in the log."""
     table = ManagedTable(writer, tmp_path / "t")
     table.create(COLUMNS, WITH_VECTORS, managed=False)
-    told = Told(unity, table)
+    told = told_of(table)
     table.sql(inserted(0, 20, 2), "DELETE FROM {t} WHERE id % 4 = 1", "OPTIMIZE {t}")
     told.check(3, published=3)
     table.upgrade()

@@ -74,7 +74,8 @@ def test_a_table_overrides_defaults_key_by_key(load):
         ONE_CATALOG + "maintenance: {snapshots_max: 7}\n"
         "defaults: {poll_interval: 2s, engine: local}\n"
         "tables:\n"
-        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, engine: spark, maintenance: {steps: [compact, cleanup]}}\n"
+        "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, engine: spark,\n"
+        "  maintenance: {steps: [compact, cleanup]}}\n"
         "- {source: y, target: a.c}\n"
     )
     first, second = settings.tables

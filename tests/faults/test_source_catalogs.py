@@ -1,0 +1,328 @@
+"""Catalogs of Delta tables as they may be: slow, away, wrong, hostile. The daemon follows handmade tables of one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from pyiceberg.catalog import load_catalog
+
+from tests.kit.checks import duckdb_rows, rows_of
+from tests.kit.daemons import Daemon, command, set_constants, until, write_config
+from tests.kit.handmade import HandmadeTable, new_uuid, sql_catalog
+from tests.kit.unity import Answer, Request, StagedCommit, UnityServer, UnityTable, unity_server
+
+FEATURES = ("deletionVectors", "catalogManaged", "vacuumProtocolCheck", "inCommitTimestamp")
+ORDERS = "lake.orders"
+
+
+@dataclass
+class Managed(HandmadeTable):
+    """Its commits are staged; `told` is what the catalog says of it. Version 0 is published, as Delta does it."""
+
+    told: UnityTable = field(init=False)
+
+    def create(self) -> None:
+        super().create()
+        self.told = UnityTable(str(new_uuid()), self.location)
+        (self.folder / "_delta_log" / "_staged_commits").mkdir()
+
+    def protocol(self, features: Any = FEATURES) -> dict[str, Any]:
+        readers = [name for name in features if name != "inCommitTimestamp"]
+        return {**super().protocol(features), "readerFeatures": readers}
+
+    def stage(self, number: int, first: int = 100) -> None:
+        """A file more, in a commit that the catalog ratifies."""
+        path = self.write_file([(first + row, "x", f"v{row}") for row in range(number)])
+        version = self.commit([self.add(path)])
+        name = f"{version:020d}.{new_uuid()}.json"
+        staged = self.folder / "_delta_log" / "_staged_commits" / name
+        self.commit_path(version).rename(staged)
+        stat = staged.stat()
+        commit = StagedCommit(version, version, name, stat.st_size, int(stat.st_mtime * 1000))
+        self.told.commits = [*self.told.commits, commit]
+        self.told.latest_version = version
+
+
+@pytest.fixture
+def unity() -> Iterator[UnityServer]:
+    with unity_server() as server:
+        yield server
+
+
+@pytest.fixture
+def table(unity: UnityServer, tmp_path: Path) -> Managed:
+    table = Managed(tmp_path / "orders")
+    table.create()
+    unity.tables["main", "sales", "orders"] = table.told
+    return table
+
+
+class Followed:
+    def __init__(self, folder: Path, unity: UnityServer, source: str = "prod:main.sales.orders", **more: Any) -> None:
+        self.folder, self.unity = folder, unity
+        self.source: dict[str, Any] = {"type": "unity", "uri": unity.url, "token": unity.token}
+        self.tables = [{"source": source, "target": more.pop("target", ORDERS), **more}]
+        self.daemon = Daemon(folder / "config.yaml")
+
+    def write(self) -> None:
+        write_config(self.folder / "config.yaml", sources={"prod": self.source}, tables=self.tables)
+
+    def start(self) -> Daemon:
+        self.write()
+        self.daemon.launch()
+        self.daemon.started()
+        return self.daemon
+
+    def rows(self, name: str = ORDERS) -> list[Any]:
+        with closing(load_catalog("local", **sql_catalog(self.folder))) as catalog:
+            return rows_of(catalog.load_table(name).scan().to_arrow())
+
+
+@pytest.fixture
+def follow(unity: UnityServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Followed]]:
+    made: list[Followed] = []
+
+    def make(*arguments: str, **more: Any) -> Followed:
+        made.append(Followed(tmp_path, unity, *arguments, **more))
+        return made[-1]
+
+    set_constants(
+        monkeypatch, {"daemon.service.fleet.DISCOVERY_INTERVAL_S": 0.3, "daemon.scheduling.failures.BACKOFF_MAX_S": 0.5}
+    )
+    yield make
+    for followed in made:
+        if followed.daemon.lines:
+            followed.daemon.kill()
+
+
+@pytest.mark.parametrize("has_delta_api", [True, False], ids=["Delta API", "older API"])
+def test_a_poll_is_one_request(
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed], has_delta_api: bool
+) -> None:
+    """And the tables of a pattern are one for each page."""
+    unity.has_delta_api = has_delta_api
+    followed = follow()
+    followed.write()
+    table.stage(3)
+    assert command(followed.daemon.config, "sync").returncode == 0
+    assert followed.rows() == table.live_rows()
+    poll = "/delta/v1/catalogs/main/schemas/sales/tables/orders" if has_delta_api else "/delta/preview/commits"
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    time.sleep(1.0)
+    before = list(unity.requests)
+    polled = daemon.tables()[ORDERS]
+    until(lambda: len(unity.requests) > len(before) + 5, "polls")
+    new = unity.requests[len(before) :]
+    assert {request.partition(" ")[2].removeprefix("/api/2.1/unity-catalog") for request in new} == {
+        poll,
+        "/tables/main.sales.orders",
+    }
+    assert polled["synced_version"] == 1
+
+
+def test_more_commits_than_one_answer_of_the_older_api_has(
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed]
+) -> None:
+    unity.has_delta_api = False
+    for number in range(24):
+        table.stage(1, first=number)
+    followed = follow()
+    followed.start().synced_to(ORDERS, 24)
+    assert followed.rows() == table.live_rows()
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "says"),
+    [
+        (Answer(503, b"", {"Retry-After": "1"}), "SourceCatalogAway", "status 503"),
+        (Answer(429, b"", {"Retry-After": "1"}), "SourceCatalogAway", "status 429"),
+        (Answer(500), "SourceCatalogAway", "status 500"),
+        (Answer(200, b"<html>"), "SourceCatalogAway", "makes no sense"),
+        (Answer(200, {"metadata": 5}), "SourceCatalogAway", "makes no sense"),
+        (Answer(401), "Unauthorized", "refuses the token"),
+        (Answer(403), "Unauthorized", "does not give the right to read"),
+        (Answer(302, b"", {"Location": "http://127.0.0.1:1/"}), "SourceCatalogAway", "status 302"),
+    ],
+    ids=lambda value: str(value.status) if isinstance(value, Answer) else "",
+)
+def test_a_catalog_that_refuses_for_a_while(
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed], answer: Answer, kind: str, says: str
+) -> None:
+    """The table is retried, and shows what it showed; then it goes on."""
+    table.stage(2)
+    followed = follow()
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    unity.answer = lambda request: answer if "/tables/orders" in request.path else None
+    table.stage(2, first=200)
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
+    assert (error["kind"], error["parked"]) == (kind, False)
+    assert says in error["message"]
+    assert "catalog-token" not in json.dumps(daemon.lines)
+    assert len(followed.rows()) == 2
+    unity.answer = None
+    daemon.synced_to(ORDERS, 2)
+    assert followed.rows() == table.live_rows()
+
+
+def newest_missing(table: Managed) -> None:
+    table.told.commits = table.told.commits[:-1]
+
+
+def with_gap(table: Managed) -> None:
+    table.told.commits = [table.told.commits[0], table.told.commits[-1]]
+
+
+def of_another_folder(table: Managed) -> None:
+    *others, last = table.told.commits
+    table.told.commits = [*others, StagedCommit(**{**vars(last), "file_name": f"../../{last.file_name}"})]
+
+
+@pytest.mark.parametrize("spoil", [newest_missing, with_gap, of_another_folder])
+def test_commits_that_make_no_sense(
+    table: Managed, follow: Callable[..., Followed], spoil: Callable[[Managed], None]
+) -> None:
+    followed = follow()
+    table.stage(1)
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    right = list(table.told.commits)
+    for number in range(3):
+        table.stage(1, first=200 + number)
+        right = list(table.told.commits)
+        spoil(table)
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
+    assert error["kind"] == "SourceCatalogAway"
+    table.told.commits = right
+    daemon.synced_to(ORDERS, 4)
+    assert followed.rows() == table.live_rows()
+
+
+def test_an_older_answer_is_not_believed_by_a_new_process(
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed]
+) -> None:
+    """A replica of the catalog that is behind never takes Iceberg back; a person may."""
+    for number in range(3):
+        table.stage(1, first=number)
+    followed = follow()
+    followed.write()
+    assert command(followed.daemon.config, "sync").returncode == 0
+    newest, commits = table.told.latest_version, table.told.commits
+    table.told.latest_version, table.told.commits = 2, commits[:2]
+    behind = command(followed.daemon.config, "sync")
+    assert behind.returncode != 0
+    assert "names version 2 as the newest, but version 3 was synced already" in behind.stderr + behind.stdout
+    assert len(followed.rows()) == 3
+    table.told.latest_version, table.told.commits = newest, commits
+    assert command(followed.daemon.config, "sync").returncode == 0
+
+
+def test_a_token_is_not_sent_to_where_a_redirect_leads(
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed]
+) -> None:
+    sent: list[str | None] = []
+
+    class Thief(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append(self.headers.get("Authorization"))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Thief) as thief:
+        Thread(target=thief.serve_forever, daemon=True).start()
+        place = f"http://127.0.0.1:{thief.server_port}/"
+        unity.answer = lambda _: Answer(307, b"", {"Location": place})
+        followed = follow()
+        followed.write()
+        assert command(followed.daemon.config, "sync").returncode != 0
+        thief.shutdown()
+    assert sent == []
+
+
+def test_a_token_by_oauth(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
+    """A new one is asked for after a refusal."""
+    followed = follow()
+    client = ":".join(unity.client)
+    followed.source = {
+        **{"type": "unity", "uri": unity.url, "credential": client},
+        "oauth2-server-uri": f"{unity.url}/oidc/v1/token",
+    }
+    table.stage(2)
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    unity.token = "another-token"
+    table.stage(2, first=200)
+    daemon.synced_to(ORDERS, 2)
+    assert followed.rows() == table.live_rows()
+
+
+def test_tables_of_a_pattern(unity: UnityServer, tmp_path: Path, follow: Callable[..., Followed]) -> None:
+    """Found, new, renamed, dropped, of the name of another one; views and other formats are passed over."""
+    unity.page_max = 2
+    tables = {}
+
+    def add(schema: str, name: str) -> Managed:
+        tables[name] = table = Managed(tmp_path / "data" / schema / name)
+        table.create()
+        table.stage(len(tables))
+        unity.tables["main", schema, name] = table.told
+        return table
+
+    for schema, name in (("sales", "a"), ("sales", "b"), ("sales_eu", "c"), ("other", "d"), ("sales", "tmp_e")):
+        add(schema, name)
+    unity.tables["main", "sales", "view"] = UnityTable("v", "", table_type="VIEW", data_source_format=None)
+    unity.tables["main", "sales", "csv"] = UnityTable("f", "file:///csv", table_type="EXTERNAL", data_source_format="CSV")
+    followed = follow("prod:main.sales*.*", target="{schema}.{table}", exclude=["tmp_*"])
+    daemon = followed.start()
+    until(lambda: set(daemon.tables()) == {"sales.a", "sales.b", "sales_eu.c"}, "three tables")
+    add("sales", "f")
+    daemon.synced_to("sales.f", 1)
+    for name in ("sales.a", "sales.b", "sales_eu.c"):
+        daemon.synced_to(name, 1)
+        assert followed.rows(name) == tables[name.partition(".")[2]].live_rows()
+    # Another table of the same name, elsewhere: not a row of it is shown as the former one's.
+    del unity.tables["main", "sales", "a"]
+    again = Managed(tmp_path / "data" / "again" / "a")
+    again.create()
+    unity.tables["main", "sales", "a"] = again.told
+    until(lambda: "sales.a" in daemon.reasons() or "was followed from" in json.dumps(daemon.lines), "it is said")
+    assert followed.rows("sales.a") == tables["a"].live_rows()
+
+
+def test_config_check_names_faults(tmp_path: Path) -> None:
+    write_config(
+        tmp_path / "config.yaml",
+        sources={"a": {"type": "unify", "uri": "http://h"}, "b": {"type": "unity"}},
+        tables=[{"source": "c:main.sales.t", "target": "x.y"}, {"source": "b:sales.t", "target": "x.z"}],
+    )
+    said = command(tmp_path / "config.yaml", "config", "check")
+    text = said.stdout + said.stderr
+    assert said.returncode != 0
+    for fault in (
+        "sources.a.type: must be unity",
+        "sources.b.uri: must be the http:// or https:// address",
+        "tables[0].source: there is no 'c' under sources (a, b)",
+        "tables[1].source: name catalog, schema and table",
+    ):
+        assert fault in text
+
+
+def test_other_readers_agree(table: Managed, follow: Callable[..., Followed]) -> None:
+    table.stage(5)
+    followed = follow()
+    followed.start().synced_to(ORDERS, 1)
+    with closing(load_catalog("local", **sql_catalog(followed.folder))) as catalog:
+        assert sorted(duckdb_rows(catalog.load_table(ORDERS))) == table.live_rows()
