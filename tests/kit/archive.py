@@ -401,10 +401,10 @@ def bare_value(value: Any) -> Any:
 def actions(commit: bytes) -> Counter[str]:
     found = [bare_value(json.loads(line)) for line in commit.splitlines() if line]
     adds = [action["add"] for action in found if "add" in action]
-    for partition, count in Counter(json.dumps(add["partitionValues"]) for add in adds).items():
+    for partition, count in Counter(json.dumps(add.get("partitionValues")) for add in adds).items():
         # Which rows come to which of several files depends on the names of the files that they come from.
         for add in adds if count > 1 else ():
-            if json.dumps(add["partitionValues"]) == partition:
+            if json.dumps(add.get("partitionValues")) == partition:
                 add.update(stats=None, baseRowId=None)
     return Counter(json.dumps(action, sort_keys=True) for action in found)
 
