@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import FoundTable, Settings, SourceEntry, SourceName, TableSettings
-from daemon.delta.ratified import Ratified, RatifiedStorage
 from daemon.errors import LogMissing, SourceCatalogAway
+from daemon.sources.credentials import Credentials, VendedStorage
+from daemon.sources.ratified import Ratified, RatifiedStorage
 from daemon.sources.unity import TableInfo, UnityCatalog
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
@@ -70,11 +71,14 @@ def _entry_of(source: str, info: TableInfo) -> SourceEntry | None:
 def open_storage(
     settings: Settings, table: TableSettings, properties: Mapping[str, str], clock: Clock
 ) -> FileIOStorage:
-    """Open the files of a Delta table. Those of a managed table raise `SourceCatalogAway` as well."""
-    if not isinstance(table, FoundTable) or not table.is_managed:
+    """Open the files of a Delta table. Those of a table of a catalog raise `SourceCatalogAway` as well."""
+    if not isinstance(table, FoundTable):
         return FileIOStorage(properties)
     entry, catalog = table.entry, open_catalog(settings, table.entry.source)
     info = TableInfo(entry.table, entry.catalog, entry.schema, entry.id, storage_location=entry.location)
+    credentials = Credentials(partial(catalog.read_credentials, info), entry.location, properties, clock)
+    if not table.is_managed:
+        return VendedStorage(credentials)
 
     def ask() -> Ratified:
         ratified = catalog.load_ratified(info)
@@ -85,4 +89,4 @@ def open_storage(
             )
         return ratified
 
-    return RatifiedStorage(properties, f"{table.source}/_delta_log", clock, ask, source=info.full_name)
+    return RatifiedStorage(credentials, f"{table.source}/_delta_log", clock, ask, source=info.full_name)

@@ -9,15 +9,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import closing
 from threading import Lock
 from typing import Any, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 import msgspec
 import urllib3
 
 from daemon.clock import Clock
-from daemon.delta.ratified import Ratified, StagedCommit
 from daemon.errors import LogMissing, SourceCatalogAway, Unauthorized
 from daemon.masking import Secret
+from daemon.sources.credentials import Vended
+from daemon.sources.ratified import Ratified, StagedCommit
 
 T = TypeVar("T")
 
@@ -108,6 +109,26 @@ class _PreviewCommits(msgspec.Struct):
     commits: list[_PreviewCommit] = []
 
 
+class _Vended(msgspec.Struct, rename="kebab"):
+    prefix: str
+    config: dict[str, str | None] = {}
+    expiration_time_ms: int | None = None
+
+
+class _Credentials(msgspec.Struct, rename="kebab"):
+    storage_credentials: list[_Vended] = []
+
+
+class _Older(msgspec.Struct):
+    """`TemporaryCredentials`: of the sections, the one of the table's store is there."""
+
+    url: str = ""
+    expiration_time: int | None = None
+    aws_temp_credentials: dict[str, str | None] = {}
+    azure_user_delegation_sas: dict[str, str | None] = {}
+    gcp_oauth_token: dict[str, str | None] = {}
+
+
 class _Token(msgspec.Struct):
     access_token: str
     expires_in: float = 3600.0
@@ -169,6 +190,25 @@ class UnityCatalog:
             if not new or answer.latest_table_version in commits:
                 return self._ratified(table, answer.latest_table_version, commits.values())
 
+    def read_credentials(self, table: TableInfo) -> list[Vended]:
+        """Return what to read the table's files with; nothing if the catalog gives none. One request."""
+        try:
+            if self._offers_delta_api(table.catalog_name):
+                path = f"{DELTA_API}{_path_of(table)}/credentials"
+                found = self._get(path, _Credentials, query={"operation": "READ"}).storage_credentials
+                return [Vended(each.prefix, each.expiration_time_ms, each.config) for each in found]
+            body = {"table_id": table.table_id, "operation": "READ"}
+            older = self._get("/temporary-table-credentials", _Older, body=body, method="POST")
+        except LogMissing:
+            return []
+        sections = (
+            ("s3", older.aws_temp_credentials),
+            ("azure", older.azure_user_delegation_sas),
+            ("gcs", older.gcp_oauth_token),
+        )
+        config = {f"{store}.{key.replace('_', '-')}": value for store, each in sections for key, value in each.items()}
+        return [Vended(older.url, older.expiration_time, config)]
+
     def _ratified(self, table: TableInfo, newest: int, commits: Any) -> Ratified:
         staged = {
             each.version: StagedCommit(each.file_name, each.file_size, each.file_modification_timestamp)
@@ -213,13 +253,23 @@ class UnityCatalog:
                 raise self._nonsense("its list has a page that leads back to itself")
             seen.add(token)
 
-    def _get(self, path: str, kind: type[T], *, query: Mapping[str, str] | None = None, body: object = None) -> T:
+    def _get(
+        self,
+        path: str,
+        kind: type[T],
+        *,
+        query: Mapping[str, str] | None = None,
+        body: object = None,
+        method: str = "GET",
+    ) -> T:
         """Raises LogMissing for 404."""
-        status, data = self._request(path, query, body)
+        if query:
+            path = f"{path}?{urlencode(query)}"
+        status, data = self._request(method, path, body)
         if status == 401:
             # The token may have been replaced since it was read.
             self._token = None
-            status, data = self._request(path, query, body)
+            status, data = self._request(method, path, body)
         if status in (401, 403):
             refused = "refuses the token" if status == 401 else "does not give the right to read"
             raise Unauthorized(
@@ -242,13 +292,13 @@ class UnityCatalog:
         except (msgspec.DecodeError, RecursionError) as error:
             raise self._nonsense(f"its answer to {path} is not what Unity's API says: {error}") from error
 
-    def _request(self, path: str, query: Mapping[str, str] | None, body: object) -> tuple[int, bytes]:
+    def _request(self, method: str, path: str, body: object) -> tuple[int, bytes]:
         if self._clock.monotonic_s() < self._not_before_s:
             raise self._away("it asked for patience, with Retry-After")
         headers = {"Accept": "application/json"}
         if token := self._bearer():
             headers["Authorization"] = f"Bearer {token}"
-        return self._open("GET", f"{self._uri}{API}{path}", headers, fields=query, json=body)
+        return self._open(method, f"{self._uri}{API}{path}", headers, json=body)
 
     def _open(self, method: str, url: str, headers: Mapping[str, str], **sent: Any) -> tuple[int, bytes]:
         sent = {key: value for key, value in sent.items() if value is not None}

@@ -75,17 +75,21 @@ class FileIOStorage:
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
         self._properties = dict(properties or {})
 
+    @property
+    def properties(self) -> Mapping[str, str]:
+        return self._properties
+
     @cached_property
     def _io(self) -> PyArrowFileIO:
         from pyiceberg.io.pyarrow import PyArrowFileIO  # noqa: PLC0415 - see LocalPlace
 
-        return PyArrowFileIO(self._properties)
+        return PyArrowFileIO(dict(self.properties))
 
     def _at(self, path: str) -> ArrowPlace:
         if is_local(path):
             return LocalPlace(path, lambda: self._io)
         _check_parts(path)
-        return find_s3_object(self._properties, path, lambda: self._io) or ArrowPlace(path, lambda: self._io)
+        return find_s3_object(self.properties, path, lambda: self._io) or ArrowPlace(path, lambda: self._io)
 
     def find_missing(self, paths: Sequence[str]) -> list[str]:
         """Return those of `paths` that do not exist, with one request for each."""
@@ -93,24 +97,24 @@ class FileIOStorage:
         return [path for path, exists in zip(paths, exist, strict=True) if not exists]
 
     def exists(self, path: str) -> bool:
-        with _store_errors(path), suppress(FileNotFoundError, NotADirectoryError):
+        with self._errors(path), suppress(FileNotFoundError, NotADirectoryError):
             return self._at(path).exists()
         return False
 
     def appears_whole(self, path: str) -> bool:
         """Return whether a file at `path` is complete as soon as it exists."""
-        with _store_errors(path):
+        with self._errors(path):
             return self._at(path).appears_whole
 
     def stat(self, path: str) -> FileMeta:
-        with _store_errors(path), suppress(FileNotFoundError, NotADirectoryError):
+        with self._errors(path), suppress(FileNotFoundError, NotADirectoryError):
             if found := self._at(path).find():
                 return found
         raise file_missing(path)
 
     def read(self, path: str, span: Span | None = None) -> bytes:
         """Return all bytes, or those in `span`; fewer only if the file ends inside `span`."""
-        with _store_errors(path):
+        with self._errors(path):
             return self._at(path).read(span)
 
     def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
@@ -118,9 +122,9 @@ class FileIOStorage:
 
         The metadata is as old as the bytes, or older: if a writer appends later, its size or time differs.
         """
-        with _store_errors(path):
+        with self._errors(path):
             meta, blocks = self._at(path).stream() or (self.stat(path), self._blocks(path))
-        return meta, _checked(path, blocks)
+        return meta, self._checked(path, blocks)
 
     def _blocks(self, path: str) -> Iterator[bytes]:
         with self.open_input(path) as file:
@@ -129,7 +133,7 @@ class FileIOStorage:
 
     def read_tail(self, path: str, size: int) -> tuple[FileMeta, bytes]:
         """Return the file's metadata and its last `size` bytes, or all of a smaller file."""
-        with _store_errors(path):
+        with self._errors(path):
             if tail := self._at(path).read_tail(size):
                 return tail
             meta = self.stat(path)
@@ -139,22 +143,22 @@ class FileIOStorage:
 
     def open_input(self, path: str) -> Source:
         """Open the file for random access by Arrow's readers."""
-        with _store_errors(path):
+        with self._errors(path):
             return self._at(path).open()
 
     def delete(self, path: str) -> None:
         """Remove one file. A missing file is no error."""
-        with _store_errors(path), suppress(FileNotFoundError):
+        with self._errors(path), suppress(FileNotFoundError):
             self._at(path).delete()
 
     def list_below(self, directory: str) -> Iterator[FileMeta]:
         """List all files below `directory`, at any depth and in no order."""
-        with _store_errors(directory):
+        with self._errors(directory):
             return self._at(directory).below()
 
     def list_folders(self, directory: str) -> list[str]:
         """Return the sorted names of the folders directly in `directory`. Raises ObjectMissing if it is no folder."""
-        with _store_errors(directory):
+        with self._errors(directory):
             try:
                 entries = self._at(directory).entries(allow_not_found=False)
             except (FileNotFoundError, NotADirectoryError) as error:
@@ -165,21 +169,19 @@ class FileIOStorage:
     def list_from(self, directory: str, after: str) -> Iterator[FileMeta]:
         """List the files directly in `directory` with names greater than `after`, sorted by name. It may be missing."""
         entries: dict[str, FileMeta | None] = {}
-        with _store_errors(directory), suppress(FileNotFoundError):
+        with self._errors(directory), suppress(FileNotFoundError):
             entries = self._at(directory).entries(allow_not_found=True)
         return (file for name, file in sorted(entries.items()) if file is not None and name > after)
 
+    def _checked(self, path: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
+        with self._errors(path):
+            yield from blocks
 
-def _checked(path: str, blocks: Iterator[bytes]) -> Iterator[bytes]:
-    with _store_errors(path):
-        yield from blocks
-
-
-@contextmanager
-def _store_errors(path: str) -> Iterator[None]:
-    try:
-        yield
-    except FileNotFoundError as error:
-        raise file_missing(path) from error
-    except OSError as error:
-        raise store_away(path, error) from error
+    @contextmanager
+    def _errors(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise file_missing(path) from error
+        except OSError as error:
+            raise store_away(path, error) from error

@@ -128,6 +128,11 @@ class TableContext:
                 state = opened.enter_context(self.runner.open_state(self.log, self.storage, version))
             yield state
 
+    @property
+    def source_properties(self) -> Mapping[str, str]:
+        """FileIO properties for the Delta table's files. Raises SourceCatalogAway."""
+        return self.storage.properties
+
     def target_properties(self, table: Table) -> dict[str, str]:
         """Return FileIO properties for the Iceberg table's files, with the catalog's properties for this table."""
         # Values that are not texts, such as a REST catalog's client, cannot be sent to Spark's workers.

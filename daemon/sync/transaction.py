@@ -122,7 +122,7 @@ class Transaction:
         return context.runner.write_delete_files(
             tasks,
             table_location=context.location,
-            storage_properties=context.properties,
+            storage_properties=context.source_properties,
             target_properties=self.target_properties,
         )
 

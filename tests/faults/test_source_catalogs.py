@@ -18,7 +18,8 @@ from pyiceberg.catalog import load_catalog
 from tests.kit.checks import duckdb_rows, rows_of
 from tests.kit.daemons import Daemon, command, set_constants, until, write_config
 from tests.kit.handmade import HandmadeTable, new_uuid, sql_catalog
-from tests.kit.unity import Answer, Request, StagedCommit, UnityServer, UnityTable, unity_server
+from tests.kit.servers import ObjectStore
+from tests.kit.unity import Answer, StagedCommit, UnityServer, UnityTable, unity_server
 
 FEATURES = ("deletionVectors", "catalogManaged", "vacuumProtocolCheck", "inCommitTimestamp")
 ORDERS = "lake.orders"
@@ -72,9 +73,11 @@ class Followed:
         self.source: dict[str, Any] = {"type": "unity", "uri": unity.url, "token": unity.token}
         self.tables = [{"source": source, "target": more.pop("target", ORDERS), **more}]
         self.daemon = Daemon(folder / "config.yaml")
+        self.storage: dict[str, str] = {}
 
     def write(self) -> None:
-        write_config(self.folder / "config.yaml", sources={"prod": self.source}, tables=self.tables)
+        sections = {"sources": {"prod": self.source}, "tables": self.tables, "storage": self.storage}
+        write_config(self.folder / "config.yaml", **sections)
 
     def start(self) -> Daemon:
         self.write()
@@ -82,8 +85,8 @@ class Followed:
         self.daemon.started()
         return self.daemon
 
-    def rows(self, name: str = ORDERS) -> list[Any]:
-        with closing(load_catalog("local", **sql_catalog(self.folder))) as catalog:
+    def rows(self, name: str = ORDERS, **properties: str) -> list[Any]:
+        with closing(load_catalog("local", **sql_catalog(self.folder), **properties)) as catalog:
             return rows_of(catalog.load_table(name).scan().to_arrow())
 
 
@@ -156,7 +159,7 @@ def test_more_commits_than_one_answer_of_the_older_api_has(
     ids=lambda value: str(value.status) if isinstance(value, Answer) else "",
 )
 def test_a_catalog_that_refuses_for_a_while(
-    table: Managed, unity: UnityServer, follow: Callable[..., Followed], answer: Answer, kind: str, says: str
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed], *, answer: Answer, kind: str, says: str
 ) -> None:
     """The table is retried, and shows what it showed; then it goes on."""
     table.stage(2)
@@ -166,7 +169,7 @@ def test_a_catalog_that_refuses_for_a_while(
     unity.answer = lambda request: answer if "/tables/orders" in request.path else None
     table.stage(2, first=200)
     error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
-    assert (error["kind"], error["parked"]) == (kind, False)
+    assert (error["kind"], daemon.tables()[ORDERS]["state"]) == (kind, "retrying")
     assert says in error["message"]
     assert "catalog-token" not in json.dumps(daemon.lines)
     assert len(followed.rows()) == 2
@@ -199,7 +202,8 @@ def test_commits_that_make_no_sense(
     right = list(table.told.commits)
     for number in range(3):
         table.stage(1, first=200 + number)
-        right = list(table.told.commits)
+        right.append(table.told.commits[-1])
+        table.told.commits = list(right)
         spoil(table)
     error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
     assert error["kind"] == "SourceCatalogAway"
@@ -269,6 +273,57 @@ def test_a_token_by_oauth(table: Managed, unity: UnityServer, follow: Callable[.
     assert followed.rows() == table.live_rows()
 
 
+@pytest.mark.parametrize("has_delta_api", [True, False], ids=["Delta API", "older API"])
+def test_credentials_of_the_catalog(
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed], store: ObjectStore, *, has_delta_api: bool
+) -> None:
+    """Read with, asked for again before they end and after a refusal, and nowhere to be seen."""
+    unity.has_delta_api = has_delta_api
+    bucket = f"vended-{new_uuid()}"
+    client = store.client("s3")
+    client.create_bucket(Bucket=bucket)
+    table.told.location = f"s3://{bucket}/orders"
+    secrets = []
+
+    def give(user: str, lasts_s: float = 3600) -> str:
+        key, secret = store.new_user(f"{user}-{bucket}", bucket)
+        secrets.append(secret)
+        config = {"s3.access-key-id": key, "s3.secret-access-key": secret}
+        until_ms = int((time.time() + lasts_s) * 1000)
+        table.told.credentials = [{"prefix": table.told.location, "config": config, "expiration-time-ms": until_ms}]
+        if has_delta_api:
+            wrong = {"s3.access-key-id": "of-another", "s3.secret-access-key": "prefix"}
+            table.told.credentials.append({"prefix": "s3://", "config": wrong})
+        return key
+
+    def stage(first: int) -> None:
+        table.stage(2, first=first)
+        for path in table.take_new_files():
+            client.upload_file(str(path), bucket, f"orders/{path.relative_to(table.folder)}")
+
+    followed = follow()
+    followed.storage = {key: value for key, value in store.properties.items() if "key" not in key}
+    former = give("first")
+    stage(100)
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    current = give("second", lasts_s=3)
+    store.client("iam").delete_access_key(UserName=f"first-{bucket}", AccessKeyId=former)
+    stage(200)
+    daemon.synced_to(ORDERS, 2)
+    give("third")
+    time.sleep(3)
+    store.client("iam").delete_access_key(UserName=f"second-{bucket}", AccessKeyId=current)
+    errors = len([line for line in daemon.lines if line["event"] == "sync.failed"])
+    stage(300)
+    daemon.synced_to(ORDERS, 3)
+    assert len([line for line in daemon.lines if line["event"] == "sync.failed"]) == errors
+    assert followed.rows(**store.properties) == table.live_rows()
+    seen = json.dumps(daemon.lines) + json.dumps(daemon.get("/api/tables")[1]) + daemon.fetch("/metrics")
+    seen += (followed.folder / "state.db").read_bytes().decode("latin-1")
+    assert not [secret for secret in secrets if secret in seen]
+
+
 def test_tables_of_a_pattern(unity: UnityServer, tmp_path: Path, follow: Callable[..., Followed]) -> None:
     """Found, new, renamed, dropped, of the name of another one; views and other formats are passed over."""
     unity.page_max = 2
@@ -284,7 +339,9 @@ def test_tables_of_a_pattern(unity: UnityServer, tmp_path: Path, follow: Callabl
     for schema, name in (("sales", "a"), ("sales", "b"), ("sales_eu", "c"), ("other", "d"), ("sales", "tmp_e")):
         add(schema, name)
     unity.tables["main", "sales", "view"] = UnityTable("v", "", table_type="VIEW", data_source_format=None)
-    unity.tables["main", "sales", "csv"] = UnityTable("f", "file:///csv", table_type="EXTERNAL", data_source_format="CSV")
+    unity.tables["main", "sales", "csv"] = UnityTable(
+        "f", "file:///csv", table_type="EXTERNAL", data_source_format="CSV"
+    )
     followed = follow("prod:main.sales*.*", target="{schema}.{table}", exclude=["tmp_*"])
     daemon = followed.start()
     until(lambda: set(daemon.tables()) == {"sales.a", "sales.b", "sales_eu.c"}, "three tables")

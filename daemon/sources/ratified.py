@@ -13,8 +13,8 @@ from typing import TypeVar
 
 from daemon.clock import Clock
 from daemon.errors import ObjectMissing, SourceCatalogAway
+from daemon.sources.credentials import Credentials, VendedStorage
 from daemon.store.locations import FileMeta, Span, file_missing
-from daemon.store.storage import FileIOStorage
 
 T = TypeVar("T")
 
@@ -50,7 +50,7 @@ class Ratified:
         return self.newest is not None and version > self.newest
 
 
-class RatifiedStorage(FileIOStorage):
+class RatifiedStorage(VendedStorage):
     """The files of a catalog-managed table. Those of `folder`, its `_delta_log`, are what the catalog has ratified.
 
     `ask` is one request to the catalog; whatever it raises is raised by all methods. The answer is asked for when a
@@ -58,9 +58,9 @@ class RatifiedStorage(FileIOStorage):
     """
 
     def __init__(
-        self, properties: Mapping[str, str], folder: str, clock: Clock, ask: Callable[[], Ratified], source: str
+        self, credentials: Credentials, folder: str, clock: Clock, ask: Callable[[], Ratified], source: str
     ) -> None:
-        super().__init__(properties)
+        super().__init__(credentials)
         self._folder = folder
         self._clock = clock
         self._ask = ask

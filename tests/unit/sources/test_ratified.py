@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from daemon.delta.ratified import STAGED_FOLDER, Ratified, RatifiedStorage, StagedCommit
 from daemon.errors import ObjectMissing, SourceCatalogAway
+from daemon.sources.credentials import Credentials
+from daemon.sources.ratified import STAGED_FOLDER, Ratified, RatifiedStorage, StagedCommit
 
 
 class Clock:
@@ -31,7 +32,8 @@ class Catalog:
         self.staged.mkdir(parents=True)
         self.clock = Clock()
         self.newest, self.names, self.asked = -1, dict[int, str](), 0
-        self.storage = RatifiedStorage({}, f"file://{self.folder}", self.clock, self.ask, source="c.s.t")
+        credentials = Credentials(lambda: [], "", {}, self.clock)
+        self.storage = RatifiedStorage(credentials, f"file://{self.folder}", self.clock, self.ask, source="c.s.t")
 
     def ask(self) -> Ratified:
         self.asked += 1
@@ -137,7 +139,7 @@ def test_versions_that_go_back_are_not_believed(catalog: Catalog) -> None:
     catalog.newest = 0
     del catalog.names[1]
     catalog.clock.seconds += 10
-    with pytest.raises(SourceCatalogAway, match="names 0 as the newest version of c.s.t, and named 1 before"):
+    with pytest.raises(SourceCatalogAway, match=r"names 0 as the newest version of c\.s\.t, and named 1 before"):
         catalog.storage.exists(catalog.path(2))
 
 
