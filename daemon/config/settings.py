@@ -74,12 +74,18 @@ class SparkSettings(_Frozen):
     """Any Spark settings."""
 
 
+class MaintenanceStep(StrEnum):
+    COMPACT = "compact"
+    EXPIRE = "expire"
+    CLEANUP = "cleanup"
+
+
 class MaintenanceSettings(_Frozen):
     """Compaction, expiry and cleanup keep a table fast to read and its storage small."""
 
     interval_s: Annotated[float, Duration] = Field(600.0, alias="interval", ge=1, le=30 * DAY_S)
     """Time between two rounds for a table; also after `snapshots_max` new snapshots."""
-    steps: frozenset[Literal["compact", "expire", "cleanup"]] = frozenset(("compact", "expire", "cleanup"))
+    steps: tuple[MaintenanceStep, ...] = tuple(MaintenanceStep)
     """What a round does: compact delete files, expire snapshots, remove dvsync's files that nothing references."""
     snapshot_age_max_s: Annotated[float, Duration] | None = Field(None, alias="snapshot_age_max", ge=0, le=3650 * DAY_S)
     """Older snapshots are expired. Unset: history.expire.max-snapshot-age-ms, or 5 days. Delta's retention

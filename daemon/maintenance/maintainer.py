@@ -7,6 +7,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from threading import Event
 
+from daemon.config.settings import MaintenanceStep
 from daemon.errors import SyncError
 from daemon.maintenance.cleanup import Cleanup, clean_up, forget_history, has_due_orphans
 from daemon.maintenance.compaction import Compaction, Compactor
@@ -43,17 +44,17 @@ class Maintainer:
         settings, now_s, is_news = context.settings.maintenance, context.clock.monotonic_s(), seen != self._settled
         errors: list[SyncError] = []
         compaction, expiry, cleanup = Compaction(), Expiry(), Cleanup()
-        if "compact" in settings.steps and is_news:
+        if MaintenanceStep.COMPACT in settings.steps and is_news:
             with self._part("compact", errors):
                 compaction = self._compactor.compact(stop)
-        if "expire" in settings.steps and not stop.is_set():
+        if MaintenanceStep.EXPIRE in settings.steps and not stop.is_set():
             # Probe after each change, and otherwise only now and then: it costs a request for each file.
             probe = is_news or now_s >= self._probe_after_s
             with self._part("expire", errors):
                 expiry = self._expirer.expire(probe=probe)
                 if probe:
                     self._probe_after_s = now_s + PROBE_INTERVAL_S
-        if "cleanup" in settings.steps and not stop.is_set():
+        if MaintenanceStep.CLEANUP in settings.steps and not stop.is_set():
             with self._part("cleanup", errors):
                 if is_news or expiry.expired or has_due_orphans(context):
                     cleanup = clean_up(context, stop)

@@ -80,7 +80,7 @@ def test_a_table_overrides_defaults_key_by_key(load):
     )
     first, second = settings.tables
     assert (first.name, first.poll_interval_s, first.engine) == ("orders", 90.0, "spark")
-    assert (first.maintenance.steps, first.maintenance.snapshots_max) == ({"compact", "cleanup"}, 7)
+    assert (first.maintenance.steps, first.maintenance.snapshots_max) == (("compact", "cleanup"), 7)
     assert (second.name, second.poll_interval_s, second.engine) == ("a.c", 2.0, "local")
     assert first.catalog == second.catalog == "local"
 
