@@ -8,7 +8,6 @@ output and error. The news are its number, and in the end its exit code as `subp
 from __future__ import annotations
 
 import atexit
-import faulthandler
 import gc
 import json
 import os
@@ -84,8 +83,6 @@ def _tell(news: socket.socket, number: int) -> None:
 
 
 def main() -> None:
-    # A process that dies by a signal says where.
-    faulthandler.enable()
     # Ctrl-C is for the tests, which end this process.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     orders = socket.socket(fileno=os.dup(0))
