@@ -37,7 +37,7 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 	$(BIN)/mypy
 
 # In the order of the folders, the short unit tests are last, and both workers end together.
-PYTEST := $(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
 TESTS ?= tests/integration
 
 check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; no JVM

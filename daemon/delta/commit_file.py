@@ -45,7 +45,9 @@ class _Provenance(msgspec.Struct, frozen=True):
     operation: Any = None
 
 
+# Decoders are made when a module is imported: msgspec crashes if two threads decode a type for the first time.
 _decoder = msgspec.json.Decoder(Line)
+_decode_provenance = msgspec.json.Decoder(_Provenance).decode
 
 
 class CommitReader:
@@ -154,7 +156,7 @@ class CommitReader:
 
 def _operation_of(commit_info: msgspec.Raw) -> str | None:
     try:
-        operation = msgspec.json.decode(commit_info, type=_Provenance).operation
+        operation = _decode_provenance(commit_info).operation
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
     return excerpt(operation, OPERATION_CHARACTERS_MAX) if isinstance(operation, str) else None
@@ -174,6 +176,9 @@ class _CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
 
 class _FirstLine(msgspec.Struct, frozen=True, rename="camel"):
     commit_info: _CommitInfo | None = None
+
+
+_decode_first_line = msgspec.json.Decoder(_FirstLine).decode
 
 
 @dataclass(frozen=True)
@@ -206,7 +211,7 @@ class KnownCommit:
 def known_commit(version: int, meta: FileMeta, *, first_line: bytes, head: bytes) -> KnownCommit:
     """Identify a commit file by its first HEAD_BYTES. Its first line has the in-commit timestamp of PROTOCOL.md."""
     try:
-        info = msgspec.json.decode(first_line, type=_FirstLine).commit_info
+        info = _decode_first_line(first_line).commit_info
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         info = None
     in_commit_ms = info.in_commit_timestamp if info else None

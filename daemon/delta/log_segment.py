@@ -38,6 +38,9 @@ class _Hint(msgspec.Struct, frozen=True, rename="camel"):
     parts: Int | None = None
 
 
+_decode_hint = msgspec.json.Decoder(_Hint).decode
+
+
 @dataclass(frozen=True)
 class CommitFile:
     """A commit file, or a compacted file that replaces the commits `from_version` to `to_version`, both inclusive."""
@@ -105,7 +108,7 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
     hint: _Hint | None = None
     with suppress(ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         data = storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX))
-        hint = msgspec.json.decode(data, type=_Hint)
+        hint = _decode_hint(data)
     try:
         return _load(storage, log, version, hint)
     except CorruptInput:

@@ -46,6 +46,9 @@ class _Footer(msgspec.Struct, frozen=True):
     properties: dict[str, str] = {}
 
 
+_decode_footer = msgspec.json.Decoder(_Footer).decode
+
+
 class Blob(msgspec.Struct, frozen=True):
     """A deletion vector in a Puffin file: `size_bytes` from `offset`, with `cardinality` positions of `data_file`."""
 
@@ -134,7 +137,7 @@ def read_blobs(storage: FileIOStorage, path: str, size_bytes: int) -> list[Blob]
             raise ValueError("its magic or flags are wrong")
         return [
             Blob(blob.properties[DATA_FILE], blob.offset, blob.length, int(blob.properties[CARDINALITY]))
-            for blob in msgspec.json.decode(footer[len(MAGIC) : len(MAGIC) + payload_bytes], type=_Footer).blobs
+            for blob in _decode_footer(footer[len(MAGIC) : len(MAGIC) + payload_bytes]).blobs
             if blob.type == DELETION_VECTOR
         ]
     except (KeyError, ValueError, struct.error, msgspec.MsgspecError) as error:

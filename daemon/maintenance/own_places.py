@@ -107,10 +107,13 @@ class _Metadata(msgspec.Struct):
     table_uuid: UUID = msgspec.field(name="table-uuid")
 
 
+_decode_metadata = msgspec.json.Decoder(_Metadata).decode
+
+
 def _table_uuid(data: bytes) -> UUID | None:
     """Return the table's uuid from the bytes of a metadata file. None if no reader could read the file."""
     try:
-        return msgspec.json.decode(gzip.decompress(data) if data.startswith(GZIP) else data, type=_Metadata).table_uuid
+        return _decode_metadata(gzip.decompress(data) if data.startswith(GZIP) else data).table_uuid
     except (msgspec.DecodeError, OSError, EOFError, zlib.error):
         return None
 

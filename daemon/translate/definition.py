@@ -61,6 +61,7 @@ METADATA_PROPERTIES = {
 
 # How long log cleanup and VACUUM keep the log and older versions' files: table properties, and Delta's defaults.
 RETENTIONS_S = {"delta.logRetentionDuration": 30 * 86_400.0, "delta.deletedFileRetentionDuration": 7 * 86_400.0}
+_decode_protocol = msgspec.json.Decoder(Protocol).decode
 
 
 @dataclass(frozen=True)
@@ -219,7 +220,7 @@ def _with_features(shape: Shape, table: Table | None, change: TableChange) -> Sh
     if change.metadata is not None:
         kept[DELTA_FEATURES] = ",".join(sorted(used_features(change.metadata)))
     if len(kept) == 2:
-        listing = msgspec.json.decode(kept[DELTA_PROTOCOL], type=Protocol)
+        listing = _decode_protocol(kept[DELTA_PROTOCOL])
         check_features(listing, [feature for feature in kept[DELTA_FEATURES].split(",") if feature])
     return replace(shape, definition=replace(shape.definition, properties={**shape.definition.properties, **kept}))
 

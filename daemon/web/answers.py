@@ -57,6 +57,9 @@ class PauseRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     reason: str | None = None
 
 
+decode_pause = msgspec.json.Decoder(PauseRequest).decode
+
+
 class Accepted(msgspec.Struct, frozen=True):
     """The daemon does what was asked within seconds; `text` says what that is."""
 

@@ -126,7 +126,7 @@ class Api:
         if wanted is Verb.PAUSE:
             body, by = await request.body(), f"the API, from {request.client.host}" if request.client else "the API"
             try:
-                asked = msgspec.json.decode(body, type=answers.PauseRequest) if body else answers.PauseRequest()
+                asked = answers.decode_pause(body) if body else answers.PauseRequest()
                 for_s = None if asked.for_ is None else duration_s(asked.for_)
                 pause = make_pause(by, self.board.now_ms(), for_s=for_s, reason=asked.reason)
             except (ValueError, ConfigInvalid) as error:

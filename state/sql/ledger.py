@@ -46,6 +46,8 @@ from state.sql.rows import (
 )
 
 READ_BATCH_MAX = 5_000
+# When the module is imported: msgspec crashes if two threads decode a type for the first time.
+_decode_outcome = msgspec.json.Decoder(Outcome).decode
 _PENDING, _LIVE, _ORPHANED = (FileStatus.PENDING,), (FileStatus.LIVE,), (FileStatus.ORPHANED,)
 
 # Statements of every sync are built once: building one takes longer than executing it.
@@ -164,7 +166,7 @@ class FileLedger(Transactions):
             return [
                 (
                     Intent(row.id, row.table_id, row.from_version, row.to_version, row.created_at_ms),
-                    None if row.payload is None else msgspec.json.decode(row.payload, type=Outcome),
+                    None if row.payload is None else _decode_outcome(row.payload),
                 )
                 for row in connection.execute(_OPEN_INTENTS, {"table_id": table_id})
             ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
 from typing import Any
-from urllib.error import HTTPError
+from urllib.error import HTTPError, URLError
 from urllib.request import urlopen
 
 import pytest
@@ -120,6 +120,10 @@ class Daemon:
         except HTTPError as error:
             with error:
                 return error.code, json.load(error)
+        except URLError as error:
+            raise AssertionError(
+                f"no answer ({error}), exit code {self.process.poll()}: {self.lines[-200:]}"
+            ) from error
 
     def fetch(self, path: str) -> str:
         """The text of a page."""

@@ -168,3 +168,17 @@ def test_imports_point_one_way(file):
 def test_a_breach_is_found(file, source, find):
     """The checks above see what they are there for."""
     assert find(file, source) != []
+
+
+def test_structs_have_decoders_from_the_import_on() -> None:
+    """msgspec ends the process by SIGSEGV if two threads decode a struct for the first time."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in ("daemon", "state")
+        for path in (ROOT / package).rglob("*.py")
+        if "cli" not in path.parts
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == "msgspec.json.decode"
+        if any(keyword.arg == "type" and isinstance(keyword.value, ast.Name) for keyword in node.keywords)
+    ]
+    assert found == []

@@ -81,6 +81,9 @@ class _Token(msgspec.Struct, omit_defaults=True):
     expires_in: float | None = None
 
 
+_decode_token = msgspec.json.Decoder(_Token, strict=False).decode
+
+
 def _fetch_token(url: str, **options: Any) -> Response:
     """Ask a token server. Some write the seconds as a text, which PyIceberg cannot add."""
     # Not a PatientSession: the request that needs the token is one of those already.
@@ -88,7 +91,7 @@ def _fetch_token(url: str, **options: Any) -> Response:
         answer = session.post(url, timeout=(CONNECT_MAX_S, ANSWER_MAX_S), **options)
     if answer.ok:
         try:
-            token = msgspec.json.decode(answer.content, type=_Token, strict=False)
+            token = _decode_token(answer.content)
         except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise RequestException(f"the token server {urlsplit(url).hostname} gave no token: {error}") from error
         answer._content = msgspec.json.encode(token)
