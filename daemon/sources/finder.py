@@ -55,7 +55,7 @@ def _listed(catalog: UnityCatalog, of_catalog: str, schemas: str, tables: str) -
 
 
 def _entry_of(source: str, info: TableInfo) -> SourceEntry | None:
-    if not info.is_delta or not info.storage_location:
+    if info.data_source_format != "DELTA" or info.table_type not in ("MANAGED", "EXTERNAL") or not info.storage_location:
         return None
     return SourceEntry(
         source,

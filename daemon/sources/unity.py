@@ -74,14 +74,6 @@ class TableInfo(msgspec.Struct):
     def full_name(self) -> str:
         return f"{self.catalog_name}.{self.schema_name}.{self.name}"
 
-    @property
-    def is_delta(self) -> bool:
-        return self.data_source_format == "DELTA" and self.table_type in ("MANAGED", "EXTERNAL") and self.is_placed
-
-    @property
-    def is_placed(self) -> bool:
-        return bool(self.storage_location)
-
 
 class _Tables(msgspec.Struct):
     tables: list[TableInfo] = []
