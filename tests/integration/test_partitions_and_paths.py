@@ -123,7 +123,7 @@ def check_filters(
     asked = [
         (fields[names.index(column)], value)
         for column in columns
-        for value in dict.fromkeys(row[names.index(column)] for row in rows)
+        for value in sorted(dict.fromkeys(row[names.index(column)] for row in rows), key=repr)
     ]
     told = [(field.name, None if value is None else str(value), is_nan(field, value)) for field, value in asked]
     by_delta = table.writer.do(count_in_delta, table.source, told)
