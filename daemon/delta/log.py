@@ -30,10 +30,10 @@ CHECKSUM_BYTES_MAX = 4 << 20
 # A larger commit file is not kept in memory until it is due, and none is used that was read longer ago.
 READ_AHEAD_BYTES_MAX = 256 << 10
 READ_AHEAD_MAX_S = 60.0
-_decode_totals = msgspec.json.Decoder(Totals).decode
 # The shortest file with an action is `{"add":{}}`. A smaller file must be read to learn if it is damaged.
 COMMIT_MIN_BYTES = 10
 HINT_OTHER_LOG = "The table was recreated, or its log copied, restored or cleaned up."
+_decode_totals = msgspec.json.Decoder(Totals).decode
 
 
 @dataclass(frozen=True)

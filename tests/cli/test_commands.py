@@ -851,7 +851,7 @@ def test_status_watched(four_states: Path):
     """On a terminal, each list replaces the one before; elsewhere it follows, with its time. Ctrl-C is exit code 0."""
     clear = "\x1b[2J"
     output = on_terminal(four_states, 120, "status", "--watch", until=b"lake.later")
-    assert output.count(clear) == output.count("4 tables: ") >= 1
+    assert (output.count(clear), output.count("4 tables: ")) == (1, 1)
     command = [sys.executable, "-m", "daemon", "status", "--watch", "--state", "parked"]
     with subprocess.Popen(command, cwd=four_states, stdout=subprocess.PIPE, text=True) as process:
         lines = [process.stdout.readline() for _ in range(4)]

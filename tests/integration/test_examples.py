@@ -53,6 +53,11 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def test_demo(folder: Path) -> None:
+    assert (folder / "demo" / "catalog.db").exists()
+
+
+@pytest.mark.long
 def test_read_iceberg(folder: Path) -> None:
     told = run(folder, ROOT / "examples" / "read_iceberg.py")
     assert "orders in the north" in told

@@ -123,7 +123,7 @@ def check_filters(
     asked = [
         (fields[names.index(column)], value)
         for column in columns
-        for value in dict.fromkeys(row[names.index(column)] for row in rows)
+        for value in sorted(dict.fromkeys(row[names.index(column)] for row in rows), key=repr)
     ]
     told = [(field.name, None if value is None else str(value), is_nan(field, value)) for field, value in asked]
     by_delta = table.writer.do(count_in_delta, table.source, told)
@@ -555,6 +555,7 @@ def delete_by_hand(table: Followed, positions: set[int]) -> None:
     )
 
 
+@pytest.mark.long
 @pytest.mark.live  # its log has absolute paths
 def test_shallow_clone(service: Service, tmp_path: Path) -> None:
     """A shallow clone of a table with deletion vectors, and its original, are followed through deletions on both."""
@@ -614,6 +615,7 @@ def test_cut_paths_are_refused(service: Service, tmp_path: Path, mark: str) -> N
         third.sync()
 
 
+@pytest.mark.long
 @pytest.mark.live  # its log has absolute paths
 def test_two_names_of_one_file(service: Service, tmp_path: Path) -> None:
     """A remove by another name of a file removes nothing, as in Delta; a file that is live by two names is refused."""

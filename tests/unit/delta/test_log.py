@@ -317,7 +317,7 @@ def test_a_first_line_without_sense_has_no_time_of_its_own(first: bytes) -> None
 
 def test_the_name_of_an_operation_is_bounded_and_printable() -> None:
     """It goes into the summary of each snapshot, and to terminals."""
-    commit = log_of(lines({"commitInfo": {"operation": "\x1b[2J" + "X" * 50_000}}, {"add": ADD})).read_commit(0)
+    commit = log_of(lines({"commitInfo": {"operation": "\x1b[2J" + "X" * 5_000_000}}, {"add": ADD})).read_commit(0)
     assert commit.operation is not None
     assert commit.operation.startswith("\\x1b[2JXXX")
     assert len(commit.operation) == OPERATION_CHARACTERS_MAX
@@ -465,7 +465,7 @@ def test_json_that_is_no_action_is_corrupt(line: bytes) -> None:
 @pytest.mark.parametrize("ended", [False, True])
 def test_a_line_that_is_nested_too_deeply_is_corrupt(kind: str, ended: bool) -> None:
     """Delta's own reader gives up at 1,000 levels: the table is parked, however fresh the file is."""
-    deep = b'{"a":' * 10_000 + b"1" + b"}" * 10_000 * ended
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000 * ended
     with pytest.raises(CorruptInput, match="line 2 is nested too deeply"):
         log_of(lines({"add": ADD}) + b'{"%s": %s}\n' % (kind.encode(), deep)).read_commit(0)
 
