@@ -55,7 +55,8 @@ def _listed(catalog: UnityCatalog, of_catalog: str, schemas: str, tables: str) -
 
 
 def _entry_of(source: str, info: TableInfo) -> SourceEntry | None:
-    if info.data_source_format != "DELTA" or info.table_type not in ("MANAGED", "EXTERNAL") or not info.storage_location:
+    is_delta = info.data_source_format == "DELTA" and info.table_type in ("MANAGED", "EXTERNAL")
+    if not is_delta or not info.storage_location:
         return None
     return SourceEntry(
         source,

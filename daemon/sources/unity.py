@@ -5,7 +5,7 @@ The paths and fields are those of `api/delta.yaml` (the Delta API, v1) and `api/
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from threading import Lock
 from typing import Any, TypeVar
@@ -13,6 +13,7 @@ from urllib.parse import quote, urlencode
 
 import msgspec
 import urllib3
+from msgspec.json import Decoder
 
 from daemon.clock import Clock
 from daemon.errors import LogMissing, SourceCatalogAway, Unauthorized
@@ -126,6 +127,18 @@ class _Token(msgspec.Struct):
     expires_in: float = 3600.0
 
 
+# Made at the import: two threads must not be the first to decode a struct.
+_decode_tables = Decoder(_Tables).decode
+_decode_schemas = Decoder(_Schemas).decode
+_decode_table = Decoder(TableInfo).decode
+_decode_loaded = Decoder(_Loaded).decode
+_decode_preview = Decoder(_PreviewCommits).decode
+_decode_credentials = Decoder(_Credentials).decode
+_decode_older = Decoder(_Older).decode
+_decode_config = Decoder(_Config).decode
+_decode_token = Decoder(_Token).decode
+
+
 class UnityCatalog:
     """One catalog of `sources`. From any thread; its methods raise SourceCatalogAway, and Unauthorized."""
 
@@ -143,17 +156,17 @@ class UnityCatalog:
     def list_tables(self, catalog: str, schema: str) -> Iterator[TableInfo]:
         """List a schema's tables, of all kinds. One request for each page."""
         query = {"catalog_name": catalog, "schema_name": schema, "max_results": str(PAGE_MAX)}
-        for page in self._pages("/tables", query, _Tables):
+        for page in self._pages("/tables", query, _decode_tables):
             yield from page.tables
 
     def list_schemas(self, catalog: str) -> list[str]:
-        pages = self._pages("/schemas", {"catalog_name": catalog, "max_results": str(PAGE_MAX)}, _Schemas)
+        pages = self._pages("/schemas", {"catalog_name": catalog, "max_results": str(PAGE_MAX)}, _decode_schemas)
         return [schema.name for page in pages for schema in page.schemas]
 
     def find_table(self, full_name: str) -> TableInfo | None:
         """Return one table; None if there is none of this name. One request."""
         try:
-            return self._get(f"/tables/{quote(full_name, safe='')}", TableInfo)
+            return self._get(f"/tables/{quote(full_name, safe='')}", _decode_table)
         except LogMissing:
             return None
 
@@ -163,7 +176,7 @@ class UnityCatalog:
         Raises `LogMissing` if the name has no table, or another one.
         """
         if self._offers_delta_api(table.catalog_name):
-            loaded = self._get(f"{DELTA_API}{_path_of(table)}", _Loaded)
+            loaded = self._get(f"{DELTA_API}{_path_of(table)}", _decode_loaded)
             if loaded.metadata.table_uuid != table.table_id:
                 raise _renamed(self.name, table.full_name, loaded.metadata.table_uuid, table.table_id)
             if loaded.latest_table_version is None:
@@ -176,7 +189,7 @@ class UnityCatalog:
                 "table_uri": table.storage_location,
                 "start_version": max(commits, default=-1) + 1,
             }
-            answer = self._get("/delta/preview/commits", _PreviewCommits, body=body)
+            answer = self._get("/delta/preview/commits", _decode_preview, body=body)
             new = {each.version: each for each in answer.commits if each.version not in commits}
             commits |= new
             if not new or answer.latest_table_version in commits:
@@ -187,10 +200,10 @@ class UnityCatalog:
         try:
             if self._offers_delta_api(table.catalog_name):
                 path = f"{DELTA_API}{_path_of(table)}/credentials"
-                found = self._get(path, _Credentials, query={"operation": "READ"}).storage_credentials
+                found = self._get(path, _decode_credentials, query={"operation": "READ"}).storage_credentials
                 return [Vended(each.prefix, each.expiration_time_ms, each.config) for each in found]
             body = {"table_id": table.table_id, "operation": "READ"}
-            older = self._get("/temporary-table-credentials", _Older, body=body, method="POST")
+            older = self._get("/temporary-table-credentials", _decode_older, body=body, method="POST")
         except LogMissing:
             return []
         sections = (
@@ -227,16 +240,16 @@ class UnityCatalog:
             return known[0]
         try:
             query = {"catalog": catalog, "protocol-versions": "1.0"}
-            offers = LOAD_TABLE in self._get(f"{DELTA_API}/config", _Config, query=query).endpoints
+            offers = LOAD_TABLE in self._get(f"{DELTA_API}/config", _decode_config, query=query).endpoints
         except LogMissing:
             offers = False
         self._has_delta_api[catalog] = (offers, now_s + CONFIG_MAX_S)
         return offers
 
-    def _pages(self, path: str, query: Mapping[str, str], kind: type[Any]) -> Iterator[Any]:
+    def _pages(self, path: str, query: Mapping[str, str], decode: Callable[[bytes], Any]) -> Iterator[Any]:
         token, seen = None, set[str]()
         while True:
-            page = self._get(path, kind, query={**query, "page_token": token} if token else query)
+            page = self._get(path, decode, query={**query, "page_token": token} if token else query)
             yield page
             token = page.next_page_token
             if not token:
@@ -248,7 +261,7 @@ class UnityCatalog:
     def _get(
         self,
         path: str,
-        kind: type[T],
+        decode: Callable[[bytes], T],
         *,
         query: Mapping[str, str] | None = None,
         body: object = None,
@@ -280,7 +293,7 @@ class UnityCatalog:
                 hint="Check the catalog's server, and sources. dvsync asks again.",
             )
         try:
-            return msgspec.json.decode(data, type=kind)
+            return decode(data)
         except (msgspec.DecodeError, RecursionError) as error:
             raise self._nonsense(f"its answer to {path} is not what Unity's API says: {error}") from error
 
@@ -327,7 +340,7 @@ class UnityCatalog:
                         hint=f"Check sources.{self.name}.credential and oauth2-server-uri. dvsync asks again.",
                     )
                 try:
-                    token = msgspec.json.decode(data, type=_Token)
+                    token = _decode_token(data)
                 except msgspec.DecodeError as error:
                     raise self._nonsense(f"its token server's answer is no token: {error}") from error
                 self._token = Secret(token.access_token), now_s + token.expires_in * TOKEN_LIFE
