@@ -13,6 +13,8 @@ from daemon.store.locations import canonical, vacuum_cleans
 
 # A shorter token could be guessed.
 TOKEN_MIN = 16
+# Type of a source -> the schemes of its server's address, and what it cannot do without.
+SOURCE_TYPES = {"unity": ("https?", None), "hive": ("thrift", "thrift"), "glue": (None, "boto3")}
 
 
 def find_faults(readable: Readable) -> Iterator[str]:
@@ -100,10 +102,17 @@ def _source_faults(readable: Readable) -> Iterator[str]:
     sources = readable.settings.sources
     for name, properties in sources.items():
         given = {*properties, *(key.removeprefix(f"sources.{name}.") for key in readable.left_out)}
-        if properties.get("type") != "unity":
-            yield f"sources.{name}.type: must be unity"
-        if not re.match(r"https?://", properties.get("uri", "https://" if "uri" in given else "")):
-            yield f"sources.{name}.uri: must be the http:// or https:// address of the catalog's server"
+        kind = properties.get("type", "")
+        if kind not in SOURCE_TYPES:
+            yield f"sources.{name}.type: must be {', '.join(SOURCE_TYPES)}"
+            continue
+        schemes, needed = SOURCE_TYPES[kind]
+        if needed and not any(distributions(name=needed)):
+            yield f"sources.{name}.type: needs {needed}: install the extra `{kind}` of dvsync's wheel"
+        is_left_out = "uri" in given and "uri" not in properties
+        if schemes and not is_left_out and not re.match(f"{schemes}://", properties.get("uri", "")):
+            example = "thrift://HOST:9083" if kind == "hive" else "https://HOST"
+            yield f"sources.{name}.uri: must be the address of the catalog's server: {example}"
         if "credential" in given and "oauth2-server-uri" not in given:
             yield f"sources.{name}.oauth2-server-uri: is missing; credential is sent there for a token"
     for place, table in readable.tables():
@@ -111,8 +120,11 @@ def _source_faults(readable: Readable) -> Iterator[str]:
             if wanted.source not in sources:
                 named = ", ".join(sorted(sources)) or "none"
                 yield f"{place}.source: there is no {wanted.source!r} under sources ({named}); write ./ before a path"
-            elif not re.fullmatch(r"[^.*]+\.[^.]+\.[^.]+", wanted.pattern):
-                yield f"{place}.source: name catalog, schema and table, joined by dots; the last two may contain `*`"
+                continue
+            is_unity = sources[wanted.source].get("type") == "unity"
+            if not re.fullmatch(r"[^.*]+\.[^.]+\.[^.]+" if is_unity else r"[^.]+\.[^.]+", wanted.pattern):
+                parts = "catalog, schema and table" if is_unity else "schema and table"
+                yield f"{place}.source: name {parts}, joined by dots; the last two may contain `*`"
 
 
 def _clashes(readable: Readable) -> Iterator[str]:

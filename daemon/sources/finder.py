@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 
@@ -10,19 +10,29 @@ from daemon.clock import Clock, SystemClock
 from daemon.config.settings import FoundTable, Settings, SourceEntry, SourceName, TableSettings
 from daemon.errors import LogMissing, SourceCatalogAway
 from daemon.sources.credentials import Credentials, VendedStorage
+from daemon.sources.metastores import GlueMetastore, HiveMetastore
 from daemon.sources.ratified import Ratified, RatifiedStorage
-from daemon.sources.unity import TableInfo, UnityCatalog
+from daemon.sources.table_info import TableInfo
+from daemon.sources.unity import UnityCatalog
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
+
+SourceCatalog = UnityCatalog | HiveMetastore | GlueMetastore
 
 
 # One client for each catalog and configuration: it remembers tokens, and connections stay open.
 @lru_cache(maxsize=64)
-def _opened(name: str, properties: frozenset[tuple[str, str]]) -> UnityCatalog:
-    return UnityCatalog(name, dict(properties), SystemClock())
+def _opened(name: str, given: frozenset[tuple[str, str]]) -> SourceCatalog:
+    properties = dict(given)
+    match properties.pop("type"):
+        case "hive":
+            return HiveMetastore(name, properties)
+        case "glue":
+            return GlueMetastore(name, properties)
+    return UnityCatalog(name, properties, SystemClock())
 
 
-def open_catalog(settings: Settings, name: str) -> UnityCatalog:
+def open_catalog(settings: Settings, name: str) -> SourceCatalog:
     return _opened(name, frozenset(settings.sources[name].items()))
 
 
@@ -43,15 +53,17 @@ def find_entries(settings: Settings, wanted: SourceName) -> list[SourceEntry]:
             )
         infos: Iterable[TableInfo] = [info]
     else:
-        infos = _listed(catalog, *wanted.pattern.split("."))
+        # A metastore has no catalogs above its schemas.
+        of_catalog, schemas, tables = ("", *wanted.pattern.split("."))[-3:]
+        names = catalog.list_schemas(of_catalog) if "*" in schemas else [schemas]
+        infos = (
+            info
+            for name in names
+            if fnmatchcase(name, schemas)
+            for info in catalog.list_tables(of_catalog, name)
+            if fnmatchcase(info.name, tables)
+        )
     return [entry for info in infos if (entry := _entry_of(wanted.source, info))]
-
-
-def _listed(catalog: UnityCatalog, of_catalog: str, schemas: str, tables: str) -> Iterator[TableInfo]:
-    names = catalog.list_schemas(of_catalog) if "*" in schemas else [schemas]
-    for name in names:
-        if fnmatchcase(name, schemas):
-            yield from (info for info in catalog.list_tables(of_catalog, name) if fnmatchcase(info.name, tables))
 
 
 def _entry_of(source: str, info: TableInfo) -> SourceEntry | None:
@@ -76,6 +88,8 @@ def open_storage(
     if not isinstance(table, FoundTable):
         return FileIOStorage(properties)
     entry, catalog = table.entry, open_catalog(settings, table.entry.source)
+    if not isinstance(catalog, UnityCatalog):
+        return FileIOStorage(properties)
     info = TableInfo(entry.table, entry.catalog, entry.schema, entry.id, storage_location=entry.location)
     credentials = Credentials(partial(catalog.read_credentials, info), entry.location, properties, clock)
     if not table.is_managed:

@@ -20,6 +20,7 @@ from daemon.errors import LogMissing, SourceCatalogAway, Unauthorized
 from daemon.masking import Secret
 from daemon.sources.credentials import Vended
 from daemon.sources.ratified import Ratified, StagedCommit
+from daemon.sources.table_info import TableInfo
 
 T = TypeVar("T")
 
@@ -58,22 +59,6 @@ class _Loaded(msgspec.Struct, rename="kebab"):
 
 class _Config(msgspec.Struct):
     endpoints: list[str]
-
-
-class TableInfo(msgspec.Struct):
-    """A table as the catalog lists it. Views and other kinds have no location."""
-
-    name: str
-    catalog_name: str
-    schema_name: str
-    table_id: str = ""
-    table_type: str = ""
-    data_source_format: str | None = None
-    storage_location: str | None = None
-
-    @property
-    def full_name(self) -> str:
-        return f"{self.catalog_name}.{self.schema_name}.{self.name}"
 
 
 class _Tables(msgspec.Struct):
