@@ -203,7 +203,7 @@ class ObjectStore:
         places = (
             ["*"] if "*" in buckets else [f"arn:aws:s3:::{bucket}{below}" for bucket in buckets for below in ("", "/*")]
         )
-        statement = {"Effect": "Allow", "Action": ["s3:*", "sts:*", "iam:*"], "Resource": places}
+        statement = {"Effect": "Allow", "Action": ["s3:*", "sts:*", "iam:*", "glue:*"], "Resource": places}
         policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
         iam.put_user_policy(UserName=name, PolicyName="places", PolicyDocument=policy)
         key = iam.create_access_key(UserName=name)["AccessKey"]
@@ -281,6 +281,31 @@ def iceberg_servlet(folder: Path) -> Iterator[Server]:
     port = free_port()
     arguments = [str(port), f"jdbc:sqlite:{folder}/tables.db", f"file://{folder}/warehouse"]
     command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", ":".join(jars), str(SERVLET), *arguments]
+    server = Server(command, folder, port, is_ready=lambda: accepts(port))
+    try:
+        server.start()
+        yield server
+    finally:
+        server.kill()
+
+
+@contextmanager
+def hive_metastore(folder: Path) -> Iterator[Server]:
+    """The Hive Metastore of PySpark's own jars, with its tables in memory."""
+    port = free_port()
+    settings = {
+        "javax.jdo.option.ConnectionURL": "jdbc:derby:memory:metastore;create=true",
+        "datanucleus.schema.autoCreateAll": "true",
+        "datanucleus.connectionPoolingType": "HikariCP",
+        "hive.metastore.schema.verification": "false",
+        "hive.metastore.warehouse.dir": f"{folder}/warehouse",
+        # Its loggers ask for a library that Spark does not ship.
+        "hive.async.log.enabled": "false",
+    }
+    jars = Path(pyspark.__file__).parent / "jars" / "*"
+    command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.net=ALL-UNNAMED", "-cp"]
+    command += [str(jars), "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port)]
+    command += [part for key, value in settings.items() for part in ("--hiveconf", f"{key}={value}")]
     server = Server(command, folder, port, is_ready=lambda: accepts(port))
     try:
         server.start()
