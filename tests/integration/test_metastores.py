@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import pytest
 from hive_metastore.ThriftHiveMetastore import Client
@@ -22,13 +22,12 @@ from tests.kit.daemons import Daemon, command, set_constants, until, write_confi
 from tests.kit.handmade import HandmadeTable, sql_catalog
 from tests.kit.servers import ObjectStore, hive_metastore
 
-DELTA = {"spark.sql.sources.provider": "delta"}
+DELTA = MappingProxyType({"spark.sql.sources.provider": "delta"})
 SEQUENCE_FILE = "org.apache.hadoop.mapred.SequenceFileInputFormat"
 LINKS = "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """What a metastore has of a table. `path` is of the serde."""
 
     name: str
