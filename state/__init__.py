@@ -20,6 +20,7 @@ from state.records import (
     Outcome,
     Pause,
     ProofRecord,
+    SourceEntry,
     SyncRun,
     TableError,
     TableRecord,

@@ -313,6 +313,18 @@ class Pause(msgspec.Struct, frozen=True):
     reason: str | None = None
 
 
+class SourceEntry(msgspec.Struct, frozen=True):
+    """A Delta table as a catalog of `sources` in the configuration knows it. `id` stays when the table is renamed."""
+
+    source: str  # a name under `sources`
+    catalog: str
+    schema: str
+    table: str
+    id: str
+    location: str
+    is_managed: bool
+
+
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.
 
@@ -321,6 +333,7 @@ class TableRecord(msgspec.Struct, frozen=True):
 
     `pause` and `resync_wanted` are a person's requests, valid until they are withdrawn or done. A pause whose time is
     over stays until someone calls `TableStore.end_pause`. `wait` is of the last syncs, also of earlier processes.
+    `entry` is where the table was found in a catalog of Delta tables.
     """
 
     id: int
@@ -342,6 +355,7 @@ class TableRecord(msgspec.Struct, frozen=True):
     error: TableError | None = None
     proof: ProofRecord | None = None
     wait: Wait | None = None
+    entry: SourceEntry | None = None
 
     def pause_at(self, now_ms: int) -> Pause | None:
         """The pause, unless its time is over."""

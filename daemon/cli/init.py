@@ -77,7 +77,7 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
     hide(bare.secrets())
     items = survey(bare, CATALOG, places, report)
     settings = _load(path, items)
-    found = discover(settings, SystemClock(), {})
+    found = discover(settings, SystemClock())
     if found.tables:
         report(f"Delta tables found: {len(found.tables)}. Examining them.")
     verdicts = _examine(settings, found, items, report)

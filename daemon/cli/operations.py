@@ -120,7 +120,7 @@ def tables_to_examine(
         options = dict(settings.defaults)
         placed = [TableSettings(source=item.source, target=item.target).model_copy(update=options) for item in items]
         # Tables of different places may have the same name: nothing is written for them.
-        found = discover(settings.model_copy(update={"tables": tuple(placed)}), SystemClock(), {})
+        found = discover(settings.model_copy(update={"tables": tuple(placed)}), SystemClock())
         tables += [*found.tables, *found.others]
     if not tables:
         text = "\n".join(error.message for error in troubles.values())
@@ -239,7 +239,9 @@ def forget_tables(
 def _check_patterns(configured: Settings, settings: Settings, gone: Sequence[TableRecord]) -> None:
     """Raise ConfigInvalid if a pattern that would find one of the tables finds none at all: its volume may be away."""
     listed = {table.source for table in configured.tables}
-    finding = {find_pattern(configured, table.source) for table in settings.tables if table.source not in listed}
+    finding = {
+        find_pattern(configured, table.source, table.entry) for table in settings.tables if table.source not in listed
+    }
     vanished = vanished_by_pattern(configured, gone, {table.source for table in settings.tables})
     lost = [
         f"{record.name}: the pattern {pattern} finds no table any more. Is the volume mounted?"

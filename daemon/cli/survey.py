@@ -52,7 +52,7 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
             patterns.append(Item(place, "{parent}.{name}" if "*" in above else f"{_word(above)}.{{name}}"))
     tables = _find_tables(storage, clock, [place for place in locations if "*" not in place], report)
     placed = tuple(TableSettings(source=item.source, target=item.target, catalog=catalog) for item in patterns)
-    found = discover(settings.model_copy(update={"tables": placed}), clock, {})
+    found = discover(settings.model_copy(update={"tables": placed}), clock)
     nameless: dict[str, str] = {}
     for about, error in found.troubles.items():
         if any(item.source == about for item in patterns):

@@ -17,7 +17,7 @@ from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.observe import log as events
 from daemon.scheduling.failures import described
-from daemon.service.discovery import discover, gone_among, owners_among, vanished_by_pattern
+from daemon.service.discovery import discover, gone_among, vanished_by_pattern
 from daemon.sources.finder import open_storage
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
 from daemon.store.durable import is_local
@@ -211,8 +211,8 @@ def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError
     if not any(table.is_pattern for table in settings.tables):
         return settings, {}
     with open_store(settings, reads_only=True) as store:
-        owners = owners_among(store.list_tables(), settings.share)
-    found = discover(settings, SystemClock(), owners)
+        records = store.list_tables()
+    found = discover(settings, SystemClock(), records)
     return settings.model_copy(update={"tables": (*found.tables, *found.others)}), found.troubles
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import re
 import socket
-from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Literal, NamedTuple, Self
@@ -22,6 +21,7 @@ from pydantic import (
     Field,
     PlainSerializer,
     PlainValidator,
+    PrivateAttr,
     StringConstraints,
     WrapValidator,
     model_validator,
@@ -40,6 +40,7 @@ from daemon.config.value_types import (
     time_zone_name,
 )
 from daemon.masking import USERINFO, find_secrets
+from state.records import SourceEntry
 
 DAY_S = 86_400
 # `prod:main.sales.orders`. A path that has a colon before its first slash is written as `./path`.
@@ -125,19 +126,6 @@ class SourceName(NamedTuple):
     pattern: str
 
 
-@dataclass(frozen=True)
-class SourceEntry:
-    """A Delta table as a catalog of `sources` knows it. `id` stays when the table is renamed."""
-
-    source: str  # a name under `sources`
-    catalog: str
-    schema: str
-    table: str
-    id: str
-    location: str
-    is_managed: bool
-
-
 class DefaultsSettings(_Frozen):
     catalog: str = ""
     """A name under `catalogs`. Not needed if there is only one catalog."""
@@ -195,6 +183,7 @@ class TableSettings(DefaultsSettings):
     """Overrides of `maintenance` for this table."""
     verify: VerifySettings = Field(default_factory=VerifySettings)
     """Overrides of `verify` for this table."""
+    _entry: SourceEntry | None = PrivateAttr(None)
 
     @property
     def source_name(self) -> SourceName | None:
@@ -208,9 +197,14 @@ class TableSettings(DefaultsSettings):
         return "*" in self.source or self.source_name is not None
 
     @property
+    def entry(self) -> SourceEntry | None:
+        """Where the table was found in a catalog; None if it was not."""
+        return self._entry
+
+    @property
     def is_managed(self) -> bool:
         """Whether a catalog says what is committed to the Delta table."""
-        return False
+        return self.entry is not None and self.entry.is_managed
 
     @model_validator(mode="after")
     def _fits_its_source(self) -> Self:
@@ -230,11 +224,12 @@ class TableSettings(DefaultsSettings):
         *_, parent, name = source.rsplit("/", 2)
         return self.model_copy(update={"source": source, "exclude": (), **self._filled(name=name, parent=parent)})
 
-    def for_entry(self, entry: SourceEntry) -> FoundTable:
+    def for_entry(self, entry: SourceEntry) -> Self:
         """Return the settings of a table of a catalog. Raises ValueError as `for_found`."""
         filled = self._filled(catalog=entry.catalog, schema=entry.schema, table=entry.table)
-        fields = {**dict(self), "source": entry.location, "exclude": (), **filled, "entry": entry}
-        return FoundTable.model_construct(set(fields), **fields)
+        found = self.model_copy(update={"source": entry.location, "exclude": (), **filled})
+        found._entry = entry
+        return found
 
     def _filled(self, **words: str) -> dict[str, str]:
         """Return the fields of a pattern with these words in place of those in braces."""
@@ -253,16 +248,6 @@ class TableSettings(DefaultsSettings):
             for field in ("target", "name", "location", "delete_files_location")
             if (text := getattr(self, field)) is not None
         }
-
-
-class FoundTable(TableSettings):
-    """A table that was found in a catalog: its source is where it is."""
-
-    entry: SourceEntry
-
-    @property
-    def is_managed(self) -> bool:
-        return self.entry.is_managed
 
 
 class HealthSettings(_Frozen):

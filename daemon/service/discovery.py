@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -11,14 +11,14 @@ from msgspec.structs import replace
 
 from daemon.clock import Clock
 from daemon.config.checks import Claims, faults_of_found
-from daemon.config.settings import FoundTable, Settings, SourceName, TableSettings
+from daemon.config.settings import Settings, SourceName, TableSettings
 from daemon.config.share import Share
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import LogMissing, ObjectMissing, SyncError, Unsupported
 from daemon.scheduling.failures import described
-from daemon.sources.finder import find_entries
+from daemon.sources.finder import find_entries, fits_entry
 from daemon.store.storage import FileIOStorage, check_path
-from state import TableRecord
+from state import SourceEntry, TableRecord
 from state.sql.tables import TableStore
 
 # The ways out for a folder of which a pattern makes no table.
@@ -49,14 +49,16 @@ class Found:
         return kept
 
 
-def discover(settings: Settings, clock: Clock, owners: Mapping[str, str], before: Found | None = None) -> Found:
+def discover(
+    settings: Settings, clock: Clock, records: Sequence[TableRecord] = (), before: Found | None = None
+) -> Found:
     """Expand the patterns of `settings`. Folders without a Delta table, and those that are listed, are passed over.
 
-    `owners` maps a table's name to the source that it was followed from so far: a pattern never changes that source.
-    A table that a pattern found `before` stays if a folder above it cannot be listed now, or the catalog that it was
-    found in cannot be asked. A table that was followed so far also stays if its own folder cannot be read.
+    `records` are the tables that were followed so far: a pattern never changes their sources. One that was followed, or
+    that a pattern found `before`, stays if a folder above it cannot be listed now, or the catalog that it was found in
+    cannot be asked. A table that was followed so far also stays if its own folder cannot be read.
     """
-    search = _Search(settings, clock, owners, before or Found())
+    search = _Search(settings, clock, records, before or Found())
     for pattern in (table for table in settings.tables if table.is_pattern):
         if wanted := pattern.source_name:
             search.ask_catalog(pattern, wanted)
@@ -73,10 +75,12 @@ def discover(settings: Settings, clock: Clock, owners: Mapping[str, str], before
 class _Search:
     """Adds what each pattern finds to `found`, in which the tables that are listed one by one are already."""
 
-    def __init__(self, settings: Settings, clock: Clock, owners: Mapping[str, str], before: Found) -> None:
+    def __init__(self, settings: Settings, clock: Clock, records: Sequence[TableRecord], before: Found) -> None:
         self._settings = settings
         self._clock = clock
-        self._owners = owners
+        # A row of a table that has moved to another share says nothing about it any more.
+        self._records = [record for record in records if settings.share.owns(record.target)]
+        self._owners = {record.name: record.source for record in self._records}
         self._before = before
         self._claims = Claims()
         self.found = Found([table for table in settings.tables if not table.is_pattern])
@@ -110,12 +114,18 @@ class _Search:
             entries = find_entries(self._settings, wanted)
         except SyncError as error:
             self.found.troubles[pattern.source] = error
-            before = () if isinstance(error, LogMissing) else (*self._before.tables, *self._before.others)
-            by_pattern = (table for table in before if self._before.patterns.get(table.source) == pattern.source)
-            entries = [table.entry for table in by_pattern if isinstance(table, FoundTable)]
-        by_name = {f"{entry.catalog}/{entry.schema}/{entry.table}": entry for entry in entries}
+            known = [] if isinstance(error, LogMissing) else self._known_entries()
+            entries = [entry for entry in known if fits_entry(wanted, entry)]
+        by_name = {_name_of(entry): entry for entry in entries}
         for name in sorted(name for name in by_name if not _is_excluded(name, pattern)):
             self._add(pattern, by_name[name].location, partial(pattern.for_entry, by_name[name]))
+
+    def _known_entries(self) -> Collection[SourceEntry]:
+        """What catalogs said before of each place. The newest counts: a table may have had another name."""
+        by_sync = sorted(self._records, key=lambda record: record.last_synced_at_ms or 0)
+        entries = [record.entry for record in by_sync]
+        entries += [table.entry for table in (*self._before.tables, *self._before.others)]
+        return {entry.location: entry for entry in entries if entry}.values()
 
     def _add(self, pattern: TableSettings, source: str, make: Callable[[], TableSettings]) -> None:
         """Add the table that `pattern` makes of `source`, or the trouble because of which it makes none."""
@@ -152,11 +162,6 @@ class _Search:
         return table
 
 
-def owners_among(records: Iterable[TableRecord], share: Share) -> dict[str, str]:
-    """The `owners` for `discover`. A row of a table that has moved to another share says nothing about it any more."""
-    return {record.name: record.source for record in records if share.owns(record.target)}
-
-
 def gone_among(records: Iterable[TableRecord], followed: Container[str], share: Share) -> list[TableRecord]:
     """The tables of our share that no entry or pattern leads to any more. `followed` are the names of all others."""
     return [record for record in records if record.name not in followed and share.owns(record.target)]
@@ -178,10 +183,15 @@ def _tables_among(
     return tables
 
 
-def find_pattern(settings: Settings, source: str) -> str | None:
-    """The pattern that would find a table at `source`."""
-    patterns = (table for table in settings.tables if table.is_pattern and _fits(source, table.source))
-    return next((table.source for table in patterns if not _is_excluded(source, table)), None)
+def find_pattern(settings: Settings, source: str, entry: SourceEntry | None) -> str | None:
+    """The pattern that would find a table at `source`, which was found in a catalog if it has an `entry`."""
+    for table in settings.tables:
+        if wanted := table.source_name:
+            if entry and fits_entry(wanted, entry) and not _is_excluded(_name_of(entry), table):
+                return table.source
+        elif table.is_pattern and _fits(source, table.source) and not _is_excluded(source, table):
+            return table.source
+    return None
 
 
 def vanished_by_pattern(
@@ -193,7 +203,7 @@ def vanished_by_pattern(
     """
     vanished: dict[str, list[TableRecord]] = {}
     for record in gone:
-        pattern = None if record.source in found else find_pattern(settings, record.source)
+        pattern = None if record.source in found else find_pattern(settings, record.source, record.entry)
         if pattern:
             vanished.setdefault(pattern, []).append(record)
     return vanished
@@ -206,6 +216,11 @@ def remember_vanished(store: TableStore, record: TableRecord, now_ms: int) -> Ta
     error = described(log_gone(record.source), now_ms=now_ms)
     store.record_failure(record.id, error)
     return replace(record, error=error)
+
+
+def _name_of(entry: SourceEntry) -> str:
+    """As the words of `exclude` are compared with it."""
+    return f"{entry.catalog}/{entry.schema}/{entry.table}"
 
 
 def _is_excluded(source: str, pattern: TableSettings) -> bool:

@@ -17,7 +17,7 @@ from daemon.scheduling.failures import logged_if_away
 from daemon.scheduling.jobs import MaintenanceJob, VerifyJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts
-from daemon.service.discovery import Found, discover, gone_among, owners_among, remember_vanished, vanished_by_pattern
+from daemon.service.discovery import Found, discover, gone_among, remember_vanished, vanished_by_pattern
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.table_status import gone_status
 from daemon.status.watch import Watch
@@ -160,8 +160,7 @@ class Fleet:
 
     def _discover(self) -> None:
         parts, before = self._parts, self._found
-        owners = owners_among(parts.store.list_tables(), parts.settings.share)
-        self._found = discover(parts.settings, parts.clock, owners, before)
+        self._found = discover(parts.settings, parts.clock, parts.store.list_tables(), before)
         troubles = self._found.troubles
         for about, error in troubles.items():
             if str(before.troubles.get(about)) != str(error):

@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 
 from daemon.clock import Clock, SystemClock
-from daemon.config.settings import FoundTable, Settings, SourceEntry, SourceName, TableSettings
+from daemon.config.settings import Settings, SourceName, TableSettings
 from daemon.errors import LogMissing, SourceCatalogAway
 from daemon.sources.credentials import Credentials, VendedStorage
 from daemon.sources.metastores import GlueMetastore, HiveMetastore
@@ -16,6 +16,7 @@ from daemon.sources.table_info import TableInfo
 from daemon.sources.unity import UnityCatalog
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
+from state import SourceEntry
 
 SourceCatalog = UnityCatalog | HiveMetastore | GlueMetastore
 
@@ -66,6 +67,13 @@ def find_entries(settings: Settings, wanted: SourceName) -> list[SourceEntry]:
     return [entry for info in infos if (entry := _entry_of(wanted.source, info))]
 
 
+def fits_entry(wanted: SourceName, entry: SourceEntry) -> bool:
+    """Whether `wanted` names the table of `entry`, by name or by a pattern."""
+    names = (entry.catalog, entry.schema, entry.table)
+    patterns = ("", *wanted.pattern.split("."))[-3:]
+    return wanted.source == entry.source and all(map(fnmatchcase, names, patterns))
+
+
 def _entry_of(source: str, info: TableInfo) -> SourceEntry | None:
     is_delta = info.data_source_format == "DELTA" and info.table_type in ("MANAGED", "EXTERNAL")
     if not is_delta or not info.storage_location:
@@ -85,7 +93,7 @@ def open_storage(
     settings: Settings, table: TableSettings, properties: Mapping[str, str], clock: Clock
 ) -> FileIOStorage:
     """Open the files of a Delta table. Those of a table of a catalog raise `SourceCatalogAway` as well."""
-    if not isinstance(table, FoundTable):
+    if table.entry is None:
         return FileIOStorage(properties)
     entry, catalog = table.entry, open_catalog(settings, table.entry.source)
     if not isinstance(catalog, UnityCatalog):

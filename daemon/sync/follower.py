@@ -90,6 +90,8 @@ class Follower:
         is_in_doubt = self._news.begin_sync()
         with as_sync_errors(settings.name), context.committing:
             record = store.open_table(settings.name, settings.source, settings.target)
+            if record.entry != settings.entry:
+                store.record_entry(record.id, settings.entry)
             full = full or record.resync_wanted
             shown: Shown | None = None
             if record.synced_version is None and not context.log.is_there():

@@ -96,9 +96,9 @@ TABLES = Table(
     Column("last_synced_at_ms", BigInteger),
     Column("must_compare", Boolean, nullable=False),
     Column("resync_wanted", Boolean, nullable=False, server_default="0"),
-    # A `Pause` as JSON, a `TableError`, a `ProofRecord` and a `Wait`: each is written and cleared as a whole, and never
-    # searched.
-    *_columns(LargeBinary, "pause", "error", "proof", "wait"),
+    # As JSON, a `Pause`, `TableError`, `ProofRecord`, `Wait` and `SourceEntry`: each is written and cleared as a whole,
+    # and never searched.
+    *_columns(LargeBinary, "pause", "error", "proof", "wait", "entry"),
     # A list of `CommitIdentity` as JSON, some kilobytes: no part of a `TableRecord`, which is read more often.
     Column("recent_commits", LargeBinary),
     # A recreated row must not get the id of the deleted row.

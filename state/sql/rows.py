@@ -12,7 +12,7 @@ from msgspec.structs import asdict, replace
 from sqlalchemy import Connection, Row, Select, bindparam, select, update
 
 from state.cursor import join_commits
-from state.records import CommitIdentity, Outcome, Pause, ProofRecord, TableError, TableRecord, Wait
+from state.records import CommitIdentity, Outcome, Pause, ProofRecord, SourceEntry, TableError, TableRecord, Wait
 from state.sql import files as sql_files
 from state.sql.database import Database
 from state.sql.models import TABLES
@@ -25,6 +25,7 @@ _DECODERS = {
     "error": msgspec.json.Decoder(TableError).decode,
     "proof": msgspec.json.Decoder(ProofRecord).decode,
     "wait": msgspec.json.Decoder(Wait).decode,
+    "entry": msgspec.json.Decoder(SourceEntry).decode,
 }
 decode_commits = msgspec.json.Decoder(tuple[CommitIdentity, ...]).decode
 # Statements of every sync are built once: building one takes longer than executing it.

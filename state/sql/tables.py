@@ -5,7 +5,7 @@ from __future__ import annotations
 from msgspec.structs import asdict, replace
 from sqlalchemy import Float, bindparam, cast, delete, func, insert, select
 
-from state.records import FileKind, FileStatus, Pause, ProofRecord, SyncRun, TableError, TableRecord, Wait
+from state.records import FileKind, FileStatus, Pause, ProofRecord, SourceEntry, SyncRun, TableError, TableRecord, Wait
 from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
 from state.sql.files import WRITTEN_ROWS, decode_partition, kind_of, live_file, select_live_files
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, SYNC_RUNS, TABLES
@@ -62,6 +62,9 @@ class TableStore(Transactions):
 
     def record_wait(self, table_id: int, wait: Wait | None) -> None:
         self._change(table_id, wait=wait)
+
+    def record_entry(self, table_id: int, entry: SourceEntry | None) -> None:
+        self._change(table_id, entry=entry)
 
     def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
         self._change(table_id, proof=proof)

@@ -359,6 +359,28 @@ def test_tables_of_a_pattern(unity: UnityServer, tmp_path: Path, follow: Callabl
     assert followed.rows("sales.a") == tables["a"].live_rows()
 
 
+def test_a_start_while_the_catalog_is_away(
+    unity: UnityServer, table: Managed, tmp_path: Path, follow: Callable[..., Followed]
+) -> None:
+    """What it found before is still followed, neither gone nor dropped by `forget`; and goes on when it is back."""
+    table.stage(3)
+    followed = follow("prod:main.sales.*", target="lake.{table}")
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    daemon.kill()
+    unity.answer = lambda request: Answer(503, {})
+    dropped = command(daemon.config, "forget", "--all", "--drop")
+    assert "nothing to do" in dropped.stdout, dropped
+    followed.daemon = Daemon(daemon.config)
+    daemon = followed.start()
+    until(lambda: daemon.tables().get(ORDERS, {}).get("state") == "retrying", "the catalog is away")
+    assert daemon.tables()[ORDERS]["error"]["kind"] == "SourceCatalogAway"
+    table.stage(4, first=200)
+    unity.answer = None
+    daemon.synced_to(ORDERS, 2)
+    assert followed.rows() == table.live_rows()
+
+
 def test_config_check_names_faults(tmp_path: Path) -> None:
     write_config(
         tmp_path / "config.yaml",
@@ -369,8 +391,8 @@ def test_config_check_names_faults(tmp_path: Path) -> None:
     text = said.stdout + said.stderr
     assert said.returncode != 0
     for fault in (
-        "sources.a.type: must be unity",
-        "sources.b.uri: must be the http:// or https:// address",
+        "sources.a.type: must be unity, hive, glue",
+        "sources.b.uri: must be the address of the catalog's server: https://HOST",
         "tables[0].source: there is no 'c' under sources (a, b)",
         "tables[1].source: name catalog, schema and table",
     ):

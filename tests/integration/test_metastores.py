@@ -1,4 +1,4 @@
-"""Delta tables that are found in a Hive Metastore and in AWS Glue. Both are real, or moto's, and have what Spark writes."""
+"""Delta tables that are found in a Hive Metastore (Spark's own) and in AWS Glue (moto)."""
 
 from __future__ import annotations
 

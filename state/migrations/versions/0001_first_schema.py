@@ -37,7 +37,7 @@ def upgrade() -> None:
         sa.Column("last_synced_at_ms", sa.BigInteger()),
         sa.Column("must_compare", sa.Boolean(), nullable=False),
         sa.Column("resync_wanted", sa.Boolean(), nullable=False, server_default="0"),
-        *_columns(sa.LargeBinary(), "pause", "error", "proof", "wait", "recent_commits"),
+        *_columns(sa.LargeBinary(), "pause", "error", "proof", "wait", "entry", "recent_commits"),
         sa.UniqueConstraint("name"),
         sqlite_autoincrement=True,
     )

@@ -14,6 +14,7 @@ from daemon.errors import ConfigInvalid
 from daemon.service.discovery import Found, discover
 from daemon.store.locations import store_away
 from daemon.store.storage import FileIOStorage
+from state import TableRecord
 
 CATALOGS = "catalogs: {local: {type: sql, uri: 'sqlite:///c.db', warehouse: warehouse}}\n"
 
@@ -28,7 +29,7 @@ def make_tables(folder: Path, *names: str) -> None:
 
 def found(folder: Path, tables: str) -> Found:
     (folder / "config.yaml").write_text(f"{CATALOGS}tables:\n{tables}")
-    return discover(load_settings(folder / "config.yaml"), SystemClock(), {})
+    return discover(load_settings(folder / "config.yaml"), SystemClock())
 
 
 def test_a_table_never_gets_another_source_from_a_pattern(tmp_path):
@@ -37,15 +38,16 @@ def test_a_table_never_gets_another_source_from_a_pattern(tmp_path):
     text = '- {source: lake/*/*/, target: "lake.{name}"}\n'
     before = found(tmp_path, text)
     owners = {table.name: table.source for table in before.tables}
+    records = [TableRecord(1, table.name, table.source, table.target) for table in before.tables]
     make_tables(tmp_path / "lake", "a_backup/orders")
     settings = load_settings(tmp_path / "config.yaml")
     for earlier in (before, None):
-        result = discover(settings, SystemClock(), owners, earlier)
+        result = discover(settings, SystemClock(), records, earlier)
         assert {table.name: table.source for table in result.tables} == owners
         (reason,) = result.troubles.values()
         assert "lake.orders was followed from" in reason.message
     shutil.rmtree(tmp_path / "lake" / "sales")
-    assert discover(settings, SystemClock(), owners).tables == []
+    assert discover(settings, SystemClock(), records).tables == []
 
 
 def named(result: Found) -> dict[str, str]:
@@ -140,7 +142,7 @@ def test_only_the_catalog_knows_whether_two_targets_are_one(tmp_path):
         '- {source: other/*, target: "lake.{name}", catalog: b, name: "b-{name}"}\n'
         '- {source: third/*, target: "lake.{name}", catalog: a, name: "b-{name}"}\n'
     )
-    result = discover(load_settings(tmp_path / "config.yaml"), SystemClock(), {})
+    result = discover(load_settings(tmp_path / "config.yaml"), SystemClock())
     targets = [f"{table.catalog} {table.target}" for table in result.tables]
     assert targets == ["a lake.orders", "a lake.Orders", "b lake.items", "b lake.orders"]
     (trouble,) = result.troubles.values()
@@ -189,9 +191,9 @@ def test_what_was_found_stays_while_its_folder_cannot_be_listed(tmp_path):
     text = '- {source: lake/*, target: "lake.{name}"}\n'
     before, settings = found(tmp_path, text), load_settings(tmp_path / "config.yaml")
     shutil.rmtree(tmp_path / "lake" / "items")
-    assert set(named(discover(settings, SystemClock(), {}, before))) == {"lake.orders"}
+    assert set(named(discover(settings, SystemClock(), (), before))) == {"lake.orders"}
     (tmp_path / "lake").rename(tmp_path / "elsewhere")
-    unmounted = discover(settings, SystemClock(), {}, before)
+    unmounted = discover(settings, SystemClock(), (), before)
     assert set(named(unmounted)) == {"lake.items", "lake.orders"}
     assert list(unmounted.troubles) == [f"file://{tmp_path}/lake/*"]
 
@@ -207,7 +209,7 @@ def test_a_folder_that_cannot_be_looked_at_is_told_and_the_rest_goes_on(tmp_path
     assert set(named(before)) == {"lake.items", "lake.orders"}
     assert list(before.troubles) == [f"file://{locked}"]
     settings = load_settings(tmp_path / "config.yaml")
-    after_start = discover(settings, SystemClock(), {"lake.locked": f"file://{locked}"})
+    after_start = discover(settings, SystemClock(), [TableRecord(1, "lake.locked", f"file://{locked}", "lake.locked")])
     assert set(named(after_start)) == {"lake.items", "lake.locked", "lake.orders"}
 
 
@@ -237,8 +239,8 @@ def test_a_folder_below_a_star_stands_for_itself(tmp_path, monkeypatch):
 
     monkeypatch.setattr(FileIOStorage, "list_folders", denied)
     settings = load_settings(tmp_path / "config.yaml")
-    alone = discover(settings, SystemClock(), {})
+    alone = discover(settings, SystemClock())
     assert named(alone) == {"lake.orders": "orders"}
     assert list(alone.troubles) == [f"file://{tmp_path}/lake/b/silver"]
     assert "Permission denied" in str(alone.troubles)
-    assert named(discover(settings, SystemClock(), {}, before)) == named(before)
+    assert named(discover(settings, SystemClock(), (), before)) == named(before)
