@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -20,6 +22,7 @@ from thrift.transport.TTransport import TBufferedTransport
 from tests.kit.checks import duckdb_rows
 from tests.kit.daemons import Daemon, command, set_constants, until, write_config
 from tests.kit.handmade import HandmadeTable, sql_catalog
+from tests.kit.installed import ROOT
 from tests.kit.servers import ObjectStore, hive_metastore
 
 DELTA = MappingProxyType({"spark.sql.sources.provider": "delta"})
@@ -186,6 +189,48 @@ def test_tables_of_a_metastore(
     done = command(tmp_path / "one" / "config.yaml", "sync")
     assert done.returncode == 0, done.stderr
     assert shown(tmp_path / "one", "one.there") == tables["there"].live_rows()
+
+
+SPARK = """
+import sys
+from pyspark.sql import SparkSession
+from daemon.config.settings import SparkSettings
+from daemon.spark.session import session_conf
+from tests.kit.spark_session import conf, with_our_modules
+
+uri, schema, folder = sys.argv[1:]
+with_our_modules()
+more = {"hive.metastore.uris": uri, "spark.sql.warehouse.dir": f"file:{folder}/warehouse"}
+builder = SparkSession.builder.master("local[1]").enableHiveSupport()
+for key, value in session_conf(SparkSettings(conf={**conf(), **more})).items():
+    builder = builder.config(key, value)
+spark = builder.getOrCreate()
+spark.sql(f"CREATE DATABASE {schema} LOCATION 'file:{folder}/db é'")
+dv = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+spark.sql(f"CREATE TABLE {schema}.managed USING delta {dv} AS SELECT id FROM range(0, 9, 1, 1)")
+spark.sql(f"DELETE FROM {schema}.managed WHERE id % 2 = 0")
+spark.sql(f"CREATE TABLE {schema}.placed USING delta LOCATION 'file:{folder}/a b%20c/t' AS SELECT id FROM range(3)")
+spark.sql(f"CREATE TABLE {schema}.taken USING delta LOCATION 'file:{folder}/a b%20c/t'")
+spark.sql(f"CREATE TABLE {schema}.rows USING parquet AS SELECT 1 AS id")
+spark.sql(f"CREATE VIEW {schema}.some AS SELECT * FROM {schema}.rows")
+"""
+
+
+@pytest.mark.long
+@pytest.mark.spark
+def test_what_spark_writes(hive: Hive, tmp_path: Path) -> None:
+    """Managed and external tables of Spark's own Hive catalog, wherever it notes their places."""
+    arguments = [sys.executable, "-c", SPARK, hive.source["uri"], "by_spark", str(tmp_path)]
+    subprocess.run(arguments, cwd=ROOT, check=True, timeout=300)
+    pattern = {"source": "prod:by_spark.*", "target": "lake.{table}"}
+    write_config(tmp_path / "config.yaml", sources={"prod": hive.source}, tables=[pattern])
+    done = command(tmp_path / "config.yaml", "sync")
+    assert done.returncode == 0, done.stderr
+    assert shown(tmp_path, "lake.managed") == [(number,) for number in (1, 3, 5, 7)]
+    # Two names of one place are one table.
+    assert shown(tmp_path, "lake.placed") == [(0,), (1,), (2,)]
+    with closing(load_catalog("local", **sql_catalog(tmp_path))) as catalog:
+        assert {name for _, name in catalog.list_tables("lake")} == {"managed", "placed"}
 
 
 def test_what_is_not_there(metastore: Hive | Glue, tmp_path: Path) -> None:
