@@ -147,6 +147,8 @@ class TableContext:
             hint = f"`dvsync resync {name}` creates it again from Delta."
         elif record and record.error:
             hint = f"`dvsync status {name}` says why, and what to do."
+        elif not self.log.is_there():
+            hint = f"There is no Delta table at {self.settings.source} yet; check the path, or wait for the table."
         raise ObjectMissing(what, hint=hint)
 
     def find_record(self) -> TableRecord | None:
