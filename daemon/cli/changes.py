@@ -145,7 +145,7 @@ def forget(
                 has_failed = True
                 typer.echo(printable(f"{done}\n{done.hint}", keep="\n"), err=True)
         if is_idle:
-            say("nothing to do: no table is gone; a table is gone once its entry is out of the configuration")
+            say("nothing to forget: the configuration leads to every table; remove an entry, or exclude a folder")
     raise typer.Exit(1 if has_failed else 0)
 
 

@@ -130,7 +130,7 @@ def sync(
             codes.add(FAILED)
             if each.status.error:
                 say(f"{each.record.name}: gone: {each.status.error.message}\n  {each.status.error.hint}")
-        if not settings.tables:
+        if not configured.tables:
             say(f"there are no tables in {config_path(context)}")
         names = [name for name in names if name not in {each.record.name for each in gone}]
         chosen = find_tables(settings, names) if names or not tables else []
@@ -165,7 +165,7 @@ def status(
     states: Annotated[
         list[str] | None, typer.Option("--state", help="Only tables in this state; may be repeated.", metavar="STATE")
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="On a terminal, add files, deleted rows and orphans.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="On a terminal, add files, deletions, orphans, format.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list that /api/tables answers.")] = False,
     config: ConfigPath = None,

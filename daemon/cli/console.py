@@ -19,6 +19,7 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.errors import SyncError
+from daemon.masking import scrub
 from daemon.status.table_status import SyncState, TableStatus, worst_first
 from daemon.status.wording import count_states, differing_text, missing_text, paused_text, resync_text, size_text
 from daemon.texts import counted, iso_time, printable, span
@@ -182,7 +183,7 @@ def verdict_line(name: str, source: str, verdict: CycleResult) -> str:
         return f"{name}: {paused_text(verdict.pause)}; `dvsync resume {name}` resumes it"
     result = verdict.result
     if result is None or result.outcome is SyncOutcome.WAITING:
-        return f"{name}: {missing_text(source)}"
+        return f"{name}: {missing_text(scrub(source))}"
     if result.outcome is SyncOutcome.UNCHANGED:
         return f"{name}: up to date at version {result.to_version}"
     arrived = f"version {result.to_version}"

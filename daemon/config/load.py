@@ -120,10 +120,12 @@ def _problem_of(error: yaml.MarkedYAMLError) -> tuple[str, str]:
 def _read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[str]]:
     """Return the file's mapping and its duplicate keys. Raises ConfigInvalid if it cannot be parsed."""
     example = "The config.yaml that comes with dvsync explains every key."
-    name_it = f"Name the configuration file with --config PATH, or write one with `dvsync init`. {example}"
+    name_it = f"Name the configuration file with --config PATH. {example}"
     hint = f"{example} A running daemon keeps its former configuration."
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
+    except FileNotFoundError as error:
+        raise ConfigInvalid(f"{path.absolute()}: no such file", hint=f"`dvsync init` writes one. {name_it}") from error
     except OSError as error:
         raise ConfigInvalid(f"{path.absolute()}: {(error.strerror or str(error)).lower()}", hint=name_it) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:

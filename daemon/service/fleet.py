@@ -152,7 +152,7 @@ class Fleet:
                 pause(store, table, wanted)
                 said = "paused"
             case Verb.RESUME:
-                said = "resumed" if resume(store, table) else "was neither parked nor paused; nothing to do"
+                said = "resumed" if resume(store, table) else "was neither parked, paused nor retrying; nothing to do"
             case Verb.RESYNC:
                 said = want_resync(store, table, self._parts.clock.now_ms())
         self._scheduler.wake(REQUESTS_JOB)

@@ -37,7 +37,7 @@ def paused_text(pause: Pause | PauseStatus) -> str:
 
 
 def missing_text(source: str) -> str:
-    return f"there is no Delta table at {source} yet; check the path, or wait for the table"
+    return f"no Delta table has been seen at {source} yet; check the path, or wait for the table"
 
 
 def resync_text(status: TableStatus) -> str:

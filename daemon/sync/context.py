@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Protocol
@@ -147,8 +147,11 @@ class TableContext:
             hint = f"`dvsync resync {name}` creates it again from Delta."
         elif record and record.error:
             hint = f"`dvsync status {name}` says why, and what to do."
-        elif not self.log.is_there():
-            hint = f"There is no Delta table at {self.settings.source} yet; check the path, or wait for the table."
+        else:
+            # A store that is away is another trouble than this one.
+            with suppress(SyncError):
+                if not self.log.is_there():
+                    hint = f"There is no Delta table at {self.settings.source} yet; check the path, or wait for it."
         raise ObjectMissing(what, hint=hint)
 
     def find_record(self) -> TableRecord | None:

@@ -724,7 +724,7 @@ def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync, tmp_path):
     refused.commit([{"protocol": refused.protocol(["unheardOf"])}, {"metaData": refused.metadata()}])
     result = dvsync("sync", config=TWO_TABLES)
     assert result.exit_code == 1
-    assert "db.a: there is no Delta table at " in result.stdout
+    assert "db.a: no Delta table has been seen at " in result.stdout
     assert "db.b: Unsupported: " in result.stdout
     assert dvsync("sync", "db.a").exit_code == 0
 
@@ -900,7 +900,7 @@ def test_status_elsewhere(four_states: Path, dvsync):
     assert re.sub(r"at=20\S+Z", "at=now", result.stdout).splitlines() == [
         "t synced synced=6 source=6 lag=0 at=now files=1 deleted=5 orphans=0 format=2",
         "lake.later waiting synced=- source=- lag=- at=- files=- deleted=- orphans=- format=-"
-        f" there is no Delta table at file://{four_states}/data/later yet; check the path, or wait for the table",
+        f" no Delta table has been seen at file://{four_states}/data/later yet; check the path, or wait for the table",
         f"{LONG} retrying synced=- source=- lag=- {error}",
         f"lake.bad parked synced=- source=- lag=- {error}",
     ]
@@ -938,10 +938,7 @@ def test_an_iceberg_table_that_is_still_written_is_not_dropped(followed: Bench, 
     assert (refused.exit_code, "t: its Iceberg table lake.t is the target of again" in refused.stderr) == (2, True)
     assert followed.iceberg().metadata_location
     assert dvsync("forget", "t").output == "t: forgotten\n"
-    assert (
-        dvsync("forget", "--all").output
-        == "nothing to do: no table is gone; a table is gone once its entry is out of the configuration\n"
-    )
+    assert dvsync("forget", "--all").output.startswith("nothing to forget: the configuration leads to every table; ")
 
 
 def test_history(tmp_path: Path, dvsync):

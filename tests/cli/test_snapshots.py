@@ -9,7 +9,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import polars
 import pytest
 from typer.testing import CliRunner
 
@@ -97,7 +96,7 @@ def read(line: str, reader: str) -> list[int]:
     if reader == "ClickHouse":
         return sorted(row[0] for row in ask_clickhouse(line))
     *imports, call = line.split("; ")
-    names = {"polars": polars}
+    names: dict[str, Any] = {}
     exec("; ".join(imports), names)
     found = eval(call, names)
     return sorted(row["id"] for row in (found.to_dicts() if reader == "Polars" else found.to_pylist()))
