@@ -221,7 +221,7 @@ def _readers(
         yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(sorted(files.int96_columns)))
     if files.int96_columns:
         what = "follows files with such values (int96_overflow)" if settings.may_overflow else "refuses such files"
-        text = f"show INT96 values before 1677 or after 2262 wrongly; dvsync {what}"
+        text = f"INT96 values before 1677 or after 2262 are shown wrongly; dvsync {what}"
         yield ReaderTrouble(("PyIceberg", "Polars"), text, tuple(sorted(files.int96_columns)))
     if files.millis_columns:
         text = "timestamps in milliseconds are wrong in vectorized reads; dvsync turns them off for the table "
