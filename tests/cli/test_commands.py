@@ -1099,7 +1099,7 @@ def test_a_faulty_configuration_hides_no_daemon(dvsync, tmp_path: Path, monkeypa
 def test_another_program_at_the_port(dvsync):
     """Its page is not printed, whatever it answers."""
     with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         config = EMPTY.replace("port: 0", f"port: {server.server_port}")
         asked = dvsync("healthcheck", config=config)
         what = f"what answers at http://127.0.0.1:{server.server_port}"
