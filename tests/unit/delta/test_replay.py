@@ -200,7 +200,7 @@ def test_a_new_file_keeps_the_newest_add() -> None:
 
 
 def test_what_a_fold_says_of_its_versions() -> None:
-    """Versions are inclusive, the time is the last one's, operations are told once, the newest metadata and protocol hold."""
+    """Versions are inclusive, the time is the last one's, operations come once, newest metadata and protocol hold."""
     first, second = (Metadata(id, "{}", [], {}) for id in "12")
     older, protocol = Protocol(1, 2), Protocol(3, 7)
     commits = [
