@@ -38,18 +38,18 @@ T = TypeVar("T")
 def resume(
     context: typer.Context, tables: ChosenTables = None, every: AllTables = False, config: ConfigPath = None
 ) -> None:
-    """Continue parked or paused tables. A running daemon sees it within seconds."""
+    """Try parked, paused or retrying tables again. A daemon does within seconds; without one, `dvsync sync` does."""
     from daemon.sync.verbs import resume  # noqa: PLC0415
 
     idle = []
     for name, is_cleared in _asked(context, _chosen(tables, every), resume):
         if is_cleared:
-            say(f"{name}: resumed")
+            say(f"{name}: resumed; its next sync tries it again")
         else:
             idle.append(name)
     if idle:
         who = f"{idle[0]}: was" if len(idle) == 1 else f"{len(idle)} tables were"
-        say(f"{who} neither parked nor paused; nothing to do")
+        say(f"{who} neither parked, paused nor retrying; nothing to do")
 
 
 def pause(
@@ -145,7 +145,7 @@ def forget(
                 has_failed = True
                 typer.echo(printable(f"{done}\n{done.hint}", keep="\n"), err=True)
         if is_idle:
-            say("nothing to do: the configuration leads to every table")
+            say("nothing to forget: the configuration leads to every table; remove an entry, or exclude a folder")
     raise typer.Exit(1 if has_failed else 0)
 
 

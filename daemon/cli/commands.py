@@ -130,6 +130,8 @@ def sync(
             codes.add(FAILED)
             if each.status.error:
                 say(f"{each.record.name}: gone: {each.status.error.message}\n  {each.status.error.hint}")
+        if not configured.tables:
+            say(f"there are no tables in {config_path(context)}")
         names = [name for name in names if name not in {each.record.name for each in gone}]
         chosen = find_tables(settings, names) if names or not tables else []
         console = Console()
@@ -140,7 +142,7 @@ def sync(
                     if done.error is not None:
                         codes.add(FAILED)
                         failed.add(table.name)
-                    line = printable(verdict_line(table.name, done), keep="\n")
+                    line = printable(verdict_line(table.name, table.source, done), keep="\n")
                     console.print(line, soft_wrap=True, markup=False, highlight=False)
             deadline_s = time.monotonic()
         except StateInUse:
@@ -163,12 +165,12 @@ def status(
     states: Annotated[
         list[str] | None, typer.Option("--state", help="Only tables in this state; may be repeated.", metavar="STATE")
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="Also show files, deleted rows and orphans.")] = False,
+    wide: Annotated[bool, typer.Option("--wide", help="On a terminal, add files, deletions, orphans, format.")] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list that /api/tables answers.")] = False,
     config: ConfigPath = None,
 ) -> None:
-    """Show how far each table is. Asks the running daemon, or else reads the state database."""
+    """Show how far each table is. Asks the running daemon, or else reads the state database and the Delta logs."""
     from rich.console import Console  # noqa: PLC0415
 
     from daemon.cli.console import print_statuses, replacing  # noqa: PLC0415

@@ -19,8 +19,9 @@ from rich.table import Table
 from rich.text import Text
 
 from daemon.errors import SyncError
+from daemon.masking import scrub
 from daemon.status.table_status import SyncState, TableStatus, worst_first
-from daemon.status.wording import count_states, differing_text, paused_text, resync_text, size_text
+from daemon.status.wording import count_states, differing_text, missing_text, paused_text, resync_text, size_text
 from daemon.texts import counted, iso_time, printable, span
 from daemon.verify.findings import hint_for
 
@@ -133,6 +134,8 @@ def _row(cells: Sequence[Text], widths: Sequence[int]) -> Table:
 
 def _notes(status: TableStatus) -> Iterator[str]:
     """Yield what holds the table up, and what its verification says, besides its error."""
+    if status.state is SyncState.WAITING:
+        yield missing_text(status.source)
     if status.pause:
         yield paused_text(status.pause)
     if status.resync_wanted:
@@ -171,7 +174,7 @@ def run_lines(runs: Sequence[SyncRun]) -> list[str]:
     return lines or ["no sync is recorded yet"]
 
 
-def verdict_line(name: str, verdict: CycleResult) -> str:
+def verdict_line(name: str, source: str, verdict: CycleResult) -> str:
     from daemon.sync.outcomes import SyncOutcome  # noqa: PLC0415 - with PyIceberg, which other commands do not need
 
     if verdict.error is not None:
@@ -180,7 +183,7 @@ def verdict_line(name: str, verdict: CycleResult) -> str:
         return f"{name}: {paused_text(verdict.pause)}; `dvsync resume {name}` resumes it"
     result = verdict.result
     if result is None or result.outcome is SyncOutcome.WAITING:
-        return f"{name}: the Delta table is not there yet"
+        return f"{name}: {missing_text(scrub(source))}"
     if result.outcome is SyncOutcome.UNCHANGED:
         return f"{name}: up to date at version {result.to_version}"
     arrived = f"version {result.to_version}"

@@ -72,6 +72,7 @@ def table_lines(shown: ShownTable) -> Iterator[str]:
 def _reader_lines(read: Mapping[str, str]) -> Iterator[str]:
     for reader, line in read.items():
         yield f"\n{reader}:\n  {line}"
+    yield "\nSpark and Trino need the catalog in their own configuration."
 
 
 def _cells(snapshot: ShownSnapshot) -> tuple[str, ...]:

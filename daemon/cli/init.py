@@ -107,7 +107,8 @@ def _examine(settings: Settings, found: Found, items: Sequence[Item], report: Ca
         if examined is before:
             report(f"{table.source}: could not be examined, for the same reason")
         else:
-            report("\n".join(lines_on(table.source, examined, Verdict.NOTE, Verdict.REFUSED)))
+            lines = lines_on(table.source, examined, Verdict.NOTE, Verdict.REFUSED)
+            report("\n".join([*lines, f"  table     {table.target}"]))
         before = examined
         if isinstance(examined, SyncError):
             verdicts["could not be examined"] += 1

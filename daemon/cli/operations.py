@@ -74,7 +74,7 @@ def sync_tables(
     ):
         board = parts.board()
         keep_rows(parts.store, tables, {table.name for table in settings.tables})
-        watch = Watch(parts.announcer(board), parts.clock, parts.store.list_tables(), repeats_synced=False)
+        watch = Watch(parts.notifier(board), parts.clock, parts.store.list_tables(), repeats_synced=False)
         vanished = [each for each in gone if each.is_vanished]
         for each in vanished:
             remember_vanished(parts.store, each.record, parts.clock.now_ms())

@@ -34,7 +34,8 @@ def ask(health: HealthSettings, path: str, *, token: str | None = None) -> Answe
         response = connection.getresponse()
         text = response.read().decode(errors="replace")
     except (OSError, HTTPException) as error:
-        return Answer(False, f"{url} does not answer: {error}")
+        reason = "nothing listens there" if isinstance(error, ConnectionRefusedError) else error
+        return Answer(False, f"{url} does not answer: {reason}")
     finally:
         connection.close()
     if response.headers.get_content_type() != "application/json":

@@ -39,7 +39,7 @@ def find_statuses(context: typer.Context, wanted: Sequence[str]) -> tuple[list[s
         return lines, statuses
     configured, settings = load_both(context, wanted)
     statuses, moved = read_statuses(configured, settings)
-    lines += ["what follows is from the state database", *moved]
+    lines += ["what follows is from the state database and the Delta logs", *moved]
     if settings.share.count > 1:
         others = sum(not settings.share.owns(table.target) for table in settings.tables)
         lines.append(f"share {settings.share}; tables of other shares: {others}")

@@ -99,10 +99,7 @@ def _find_tables(
             faults.append(f"{place}: no Delta table here or in the {LEVELS_MAX} levels of folders below")
         tables |= found
     if faults:
-        hint = (
-            "Name the folder of a Delta table, a folder above Delta tables, or a pattern such as 'lake/*/'. "
-            "`dvsync status` lists the tables that the configuration leads to, and those that are gone."
-        )
+        hint = "Name the folder of a Delta table, a folder above Delta tables, or a pattern such as 'lake/*/'."
         raise ConfigInvalid("\n".join(faults), hint=hint)
     return tables
 

@@ -59,8 +59,8 @@ def load_sections(path: Path, *sections: str) -> tuple[Settings, bool]:
 
 def _invalid(path: Path, faults: Sequence[str]) -> ConfigInvalid:
     where = f"{path} or the {ENV_PREFIX}… variables" if any(_find_variables()) else path
-    hint = f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration, and its "
-    return ConfigInvalid("\n".join(faults), hint=f"{hint}page shows the tables.")
+    hint = f"Correct {where}, then run `dvsync config check`. A running daemon keeps its former configuration."
+    return ConfigInvalid("\n".join(faults), hint=hint)
 
 
 def _read(path: Path, text: str | None) -> tuple[Readable | None, list[str]]:
@@ -124,8 +124,10 @@ def _read_document(path: Path, text: str | None) -> tuple[dict[str, Any], list[s
     hint = f"{example} A running daemon keeps its former configuration."
     try:
         loader = yaml.SafeLoader(path.read_text(encoding="utf-8") if text is None else text)
+    except FileNotFoundError as error:
+        raise ConfigInvalid(f"{path.absolute()}: no such file", hint=f"`dvsync init` writes one. {name_it}") from error
     except OSError as error:
-        raise ConfigInvalid(f"{path}: {(error.strerror or str(error)).lower()}", hint=name_it) from error
+        raise ConfigInvalid(f"{path.absolute()}: {(error.strerror or str(error)).lower()}", hint=name_it) from error
     except (UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigInvalid(f"{path}: the file is not UTF-8 text", hint=name_it) from error
     try:

@@ -84,10 +84,7 @@ def fold_commits(commits: Sequence[Commit], live: Mapping[str, Identity]) -> Tab
             if {uri for uri, _ in unmatched} & {uri for uri, _ in at_path}:
                 raise _mismatch(commit.version, path, [*unmatched, *at_path])
         for add in commit.adds:
-            at_path = after.setdefault(add.path, {})
-            # None stays: the file is live already, and shown.
-            if at_path.get(add.identity, add) is not None:
-                at_path[add.identity] = add
+            after.setdefault(add.path, {})[add.identity] = add
         for path, identities in removed.items():
             at_path = after.get(path, {})
             if not at_path:

@@ -220,8 +220,8 @@ def _readers(
         text = f"in format version 3, INT96 timestamps need the environment variable {DOWNCAST}=true"
         yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(sorted(files.int96_columns)))
     if files.int96_columns:
-        text = "INT96 values before 1677 or after 2262 are wrong; "
-        text += "dvsync follows such files (int96_overflow)" if settings.may_overflow else "dvsync refuses such files"
+        what = "follows files with such values (int96_overflow)" if settings.may_overflow else "refuses such files"
+        text = f"INT96 values before 1677 or after 2262 are shown wrongly; dvsync {what}"
         yield ReaderTrouble(("PyIceberg", "Polars"), text, tuple(sorted(files.int96_columns)))
     if files.millis_columns:
         text = "timestamps in milliseconds are wrong in vectorized reads; dvsync turns them off for the table "

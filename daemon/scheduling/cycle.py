@@ -116,8 +116,8 @@ class TableCycle:
         cleared = (is_held(mine) and not is_held(record)) or (mine.error is not None and record.error is None)
         # A person cannot have cleared an error that was never stored.
         freed = cleared and not self._is_unrecorded
-        is_paused_anew = record.pause is not None and record.pause != mine.pause
-        return freed or is_paused_anew or (record.resync_wanted and not mine.resync_wanted)
+        is_paused_again = record.pause is not None and record.pause != mine.pause
+        return freed or is_paused_again or (record.resync_wanted and not mine.resync_wanted)
 
     @property
     def pause(self) -> Pause | None:

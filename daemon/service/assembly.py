@@ -116,13 +116,13 @@ class Parts:
         if board is None:
             return context
         return replace(
-            context, observe_step=board.activity.observe_step, announce=self.announcer(board), publish=self.publish
+            context, observe_step=board.activity.observe_step, notify=self.notifier(board), publish=self.publish
         )
 
-    def announcer(self, board: Board) -> Callable[[Notice], None]:
+    def notifier(self, board: Board) -> Callable[[Notice], None]:
         """What counts notices on the board and sends them to the hooks."""
 
-        def announce(notice: Notice) -> None:
+        def notify(notice: Notice) -> None:
             board.activity.count_event(notice.table, notice.event)
             self.outbox.put(notice)
             if notice.event is NoticeKind.PARKED:
@@ -139,7 +139,7 @@ class Parts:
                 )
                 self.publish(parking)
 
-        return announce
+        return notify
 
     def publish(self, run: Run) -> None:
         """Send the OpenLineage events of a run to the hooks that want them."""

@@ -27,7 +27,7 @@ from daemon.sync.verbs import Verb, pause, resume, want_resync
 from daemon.texts import counted
 from state import Pause, StateUnavailable
 
-WISHES_JOB = "/wishes"
+REQUESTS_JOB = "/requests"
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
 PROGRESS_INTERVAL_S = 10.0
@@ -102,7 +102,7 @@ class Fleet:
             if self._watch is None:
                 # Before the first table is followed: people are notified of what changes from now on.
                 records = self._parts.store.list_tables()
-                self._watch = Watch(self._parts.announcer(self._board), self._parts.clock, records, repeats_synced=True)
+                self._watch = Watch(self._parts.notifier(self._board), self._parts.clock, records, repeats_synced=True)
             if self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 self._discover()
             self._apply()
@@ -112,8 +112,8 @@ class Fleet:
         missing = [table.name for table in self._found.tables if table.name not in self._running]
         self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
 
-    def read_wishes(self) -> None:
-        """Wake the tables whose rows a person has changed in the state store, and announce what else has changed.
+    def read_requests(self) -> None:
+        """Wake the tables whose rows a person changed in the state store, and send notices of what else changed.
 
         May run beside `update`.
         """
@@ -152,10 +152,10 @@ class Fleet:
                 pause(store, table, wanted)
                 said = "paused"
             case Verb.RESUME:
-                said = "resumed" if resume(store, table) else "was neither parked nor paused; nothing to do"
+                said = "resumed" if resume(store, table) else "was neither parked, paused nor retrying; nothing to do"
             case Verb.RESYNC:
                 said = want_resync(store, table, self._parts.clock.now_ms())
-        self._scheduler.wake(WISHES_JOB)
+        self._scheduler.wake(REQUESTS_JOB)
         return said
 
     def _discover(self) -> None:

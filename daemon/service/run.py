@@ -18,7 +18,7 @@ from daemon.observe.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service import systemd
 from daemon.service.assembly import Parts, open_parts
-from daemon.service.fleet import WISHES_JOB, Fleet
+from daemon.service.fleet import REQUESTS_JOB, Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper, describe_process
 from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
@@ -36,7 +36,7 @@ CLOSING_MAX_S = 1.5
 FIXED_SECTIONS = ("state", "share", "spark", "health")
 BEAT_INTERVAL_S = 5.0
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
-WISHES_INTERVAL_S = 2.0
+REQUESTS_INTERVAL_S = 2.0
 TABLES_INTERVAL_S = 2.0
 TABLES_JOB = "/tables"
 # How often Spark is checked for being idle.
@@ -88,14 +88,14 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             unready = Unready(None, f"the state database cannot be written: {reason}")
             board.set_unready(Topic.STATE, [unready] if reason else [])
             if reason is None:
-                # Their pauses have grown meanwhile.
+                # Their backoff has grown: retry now.
                 for status in board.statuses():
                     if status.error and status.error.kind == StateStoreAway.__name__:
                         scheduler.wake(status.name)
 
         for job_id, interval_s, work in (
             ("/beat", BEAT_INTERVAL_S, beat),
-            (WISHES_JOB, WISHES_INTERVAL_S, fleet.read_wishes),
+            (REQUESTS_JOB, REQUESTS_INTERVAL_S, fleet.read_requests),
             (TABLES_JOB, TABLES_INTERVAL_S, fleet.update),
             ("/idle", IDLE_INTERVAL_S, parts.spark.stop_if_idle),
         ):

@@ -29,10 +29,10 @@ def read_lines(
 
     lines = {
         "Spark": f"SELECT * FROM {identifier}{at(' VERSION AS OF {}')}",
-        "PyIceberg": f"pyiceberg.table.StaticTable.from_metadata({metadata_location!r})"
+        "PyIceberg": f"from pyiceberg.table import StaticTable; StaticTable.from_metadata({metadata_location!r})"
         f".scan({at('snapshot_id={}')}).to_arrow()",
         "DuckDB": f"SELECT * FROM iceberg_scan({_sql_text(metadata_location)}{at(', snapshot_from_id => {}')})",
-        "Polars": f"polars.scan_iceberg({metadata_location!r}{at(', snapshot_id={}')}).collect()",
+        "Polars": f"import polars; polars.scan_iceberg({metadata_location!r}{at(', snapshot_id={}')}).collect()",
         "Trino": f"SELECT * FROM {for_trino}{at(' FOR VERSION AS OF {}')}",
     }
     if function := _clickhouse_function(metadata_location, s3_endpoint):

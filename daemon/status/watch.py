@@ -34,13 +34,13 @@ class Watch:
     """Makes notices of what changed since the previous comparison. Used by one thread."""
 
     def __init__(
-        self, announce: Callable[[Notice], None], clock: Clock, records: Iterable[TableRecord], *, repeats_synced: bool
+        self, notify: Callable[[Notice], None], clock: Clock, records: Iterable[TableRecord], *, repeats_synced: bool
     ) -> None:
         """Treat `records` as already notified, but with `repeats_synced` not their current metadata.
 
         A process that was killed may not have sent it, so the daemon sends `synced` once for each table.
         """
-        self._announce = announce
+        self._notify = notify
         self._clock = clock
         # By the row's id: a table that was forgotten and comes back is another one.
         self._seen: dict[int, _Seen] = {}
@@ -59,7 +59,7 @@ class Watch:
                 continue
             after = self._seen[record.id] = _look(status, record, before)
             for kind, text, hint in _changes(before, after, status):
-                self._announce(make_notice(kind, record, text, self._clock, hint))
+                self._notify(make_notice(kind, record, text, self._clock, hint))
 
 
 def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:

@@ -36,6 +36,10 @@ def paused_text(pause: Pause | PauseStatus) -> str:
     return f"paused since {pause.since} by {pause.by}{until}{reason}"
 
 
+def missing_text(source: str) -> str:
+    return f"no Delta table has been seen at {source} yet; check the path, or wait for the table"
+
+
 def resync_text(status: TableStatus) -> str:
     return next_resync(status.name, is_held=status.state in (SyncState.PAUSED, SyncState.PARKED))
 

@@ -21,10 +21,10 @@ from daemon.iceberg.schema_changes import layout_of
 from daemon.observe import tracing
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import check
-from daemon.sync.announcements import announce_schema_change, publish
 from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import write_deletions
+from daemon.sync.notices import notify_schema_change, publish
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, outcome_of_change, remembered_account
 from daemon.sync.proof import Checksums, check_state
 from daemon.sync.transaction import Transaction
@@ -99,7 +99,7 @@ def advance(
         span.report(result.figures())
     publish(context, shown, result, started_ms)
     if change.metadata:
-        announce_schema_change(context, layout, shown)
+        notify_schema_change(context, layout, shown)
     return shown, result
 
 

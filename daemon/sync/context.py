@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from threading import Event, Lock
 from typing import Protocol
@@ -79,7 +79,7 @@ class TableContext:
     Without a `writer`, other dvsyncs are ignored. A thread holds `committing` while it commits to the Iceberg table.
     `in_step` is set once this process has seen that the state store has all files that Iceberg shows.
     `in_work` has the intents on which this process still works without holding `committing`; `end_intents` skips them.
-    `observe_step` gets a step's name and seconds, `announce` the table's notices, `publish` each commit of a version.
+    `observe_step` gets a step's name and seconds, `notify` the table's notices, `publish` each commit of a version.
     """
 
     settings: TableSettings
@@ -97,7 +97,7 @@ class TableContext:
     in_step: Event = field(default_factory=Event)
     in_work: set[int] = field(default_factory=set)
     observe_step: Callable[[str, float], None] = lambda _step, _seconds: None
-    announce: Callable[[Notice], None] = lambda _notice: None
+    notify: Callable[[Notice], None] = lambda _notice: None
     publish: Callable[[Run], None] = lambda _run: None
 
     @contextmanager
@@ -152,6 +152,11 @@ class TableContext:
             hint = f"`dvsync resync {name}` creates it again from Delta."
         elif record and record.error:
             hint = f"`dvsync status {name}` says why, and what to do."
+        else:
+            # A store that is away is another trouble than this one.
+            with suppress(SyncError):
+                if not self.log.is_there():
+                    hint = f"There is no Delta table at {self.settings.source} yet; check the path, or wait for it."
         raise ObjectMissing(what, hint=hint)
 
     def find_record(self) -> TableRecord | None:

@@ -29,11 +29,11 @@ from daemon.notices.notice import make_notice
 from daemon.observe import log as events
 from daemon.observe import tracing
 from daemon.sync.advance import advance
-from daemon.sync.announcements import announce_created_again, announce_replaced_source, announce_schema_change, publish
 from daemon.sync.comparison import commits_to_state, not_mendable
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
 from daemon.sync.news import News
+from daemon.sync.notices import notify_created_again, notify_replaced_source, notify_schema_change, publish
 from daemon.sync.other_writer import OtherWriter
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, unchanged_outcome
 from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back
@@ -101,7 +101,7 @@ class Follower:
                 record, table, put_back = self._load(record, full)
                 if table is None:
                     shown, result = self._show_whole("first sync", record)
-                    announce_created_again(context, record)
+                    notify_created_again(context, record)
                 elif full:
                     shown, result = self._replace(record, table, "a resync was asked for", is_wanted=True)
                 else:
@@ -155,7 +155,7 @@ class Follower:
         replaced = self._replace(record, table, str(error))
         if is_foreign:
             text = f"the Iceberg table was overwritten with Delta's state: {error.message}"
-            context.announce(make_notice(NoticeKind.TARGET_CHANGED, replaced[0].record, text, context.clock))
+            context.notify(make_notice(NoticeKind.TARGET_CHANGED, replaced[0].record, text, context.clock))
         return replaced
 
     def _follow(
@@ -219,8 +219,8 @@ class Follower:
         before = layout_of(table)
         shown, result = self._show_whole("resync", record, table, is_wanted=is_wanted)
         _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
-        announce_replaced_source(self._context, record, shown.record)
-        announce_schema_change(self._context, before, shown)
+        notify_replaced_source(self._context, record, shown.record)
+        notify_schema_change(self._context, before, shown)
         return shown, result
 
     def _show_whole(
@@ -265,5 +265,5 @@ class Follower:
         shown, result = advance(context, self._checksums, shown, commits, totals)
         self._news.put_off_listing()
         self._checksums.learn(commits[-1].version, totals)
-        announce_replaced_source(context, before, shown.record)
+        notify_replaced_source(context, before, shown.record)
         return shown, result

@@ -85,7 +85,7 @@ NAME = {
 VERBS = {
     Verb.SYNC: "Poll the table now, and sync it if Delta has a new version.",
     Verb.PAUSE: "Stop syncing the table until it is resumed, or for a time.",
-    Verb.RESUME: "Continue a parked or paused table.",
+    Verb.RESUME: "Try a parked, paused or retrying table again.",
     Verb.RESYNC: "Rewrite the Iceberg table from Delta's whole state.",
 }
 REFUSALS = {

@@ -261,8 +261,8 @@ def test_pause_resync_and_resume(dvsync, followed: Bench, tmp_path: Path):
     assert (result.exit_code, result.output.startswith("t: paused since 20")) == (0, True)
     assert result.output.endswith("; `dvsync resume t` resumes it\n")
     assert json.loads(dvsync("status", "--json").output)[0]["state"] == "paused"
-    assert dvsync("resume", "t").output == "t: resumed\n"
-    assert dvsync("resume", "t").output == "t: was neither parked nor paused; nothing to do\n"
+    assert dvsync("resume", "t").output == "t: resumed; its next sync tries it again\n"
+    assert dvsync("resume", "t").output == "t: was neither parked, paused nor retrying; nothing to do\n"
     assert dvsync("sync").output.startswith("t: up to date at version 6")
     assert dvsync("resync", "t").output == "t: its next sync rewrites the whole table\n"
     assert "its next sync rewrites the whole table" in dvsync("status").output
@@ -317,10 +317,12 @@ def test_doctor_counts_what_a_pattern_finds_and_leaves_out(dvsync, tmp_path: Pat
 def test_one_command_for_several_tables(dvsync):
     """By names, by a pattern, and all of them; none is touched if one name is wrong."""
     assert dvsync("pause", "db.a", "db.b", config=TWO_TABLES).output == "db.a: paused\ndb.b: paused\n"
-    assert dvsync("resume", "*.b").output == "db.b: resumed\n"
+    assert dvsync("resume", "*.b").output == "db.b: resumed; its next sync tries it again\n"
     assert dvsync("resume", "db.b", "db.c").exit_code == 2
-    assert dvsync("resume", "--all").output == ("db.a: resumed\ndb.b: was neither parked nor paused; nothing to do\n")
-    assert dvsync("resume", "--all").output == "2 tables were neither parked nor paused; nothing to do\n"
+    assert dvsync("resume", "--all").output == (
+        "db.a: resumed; its next sync tries it again\ndb.b: was neither parked, paused nor retrying; nothing to do\n"
+    )
+    assert dvsync("resume", "--all").output == "2 tables were neither parked, paused nor retrying; nothing to do\n"
     assert dvsync("resync", "db.*", "db.a").output.count("rewrites the whole table") == 2
 
 
@@ -329,7 +331,7 @@ def test_all_tables_beside_a_folder_that_cannot_be_followed(dvsync, tmp_path: Pa
     for name in ("orders", "v1.2"):
         HandmadeTable(tmp_path / "data" / name).create()
     pattern = EMPTY + 'tables:\n- {source: "data/*", target: "db.{name}"}\n'
-    for verb, says in (("pause", "paused"), ("resume", "resumed")):
+    for verb, says in (("pause", "paused"), ("resume", "resumed; its next sync tries it again")):
         asked = dvsync(verb, "--all", config=pattern)
         assert (asked.exit_code, asked.stdout) == (0, f"db.orders: {says}\n")
         assert f"file://{tmp_path}/data/v1.2 is not followed: " in asked.stderr
@@ -722,7 +724,7 @@ def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync, tmp_path):
     refused.commit([{"protocol": refused.protocol(["unheardOf"])}, {"metaData": refused.metadata()}])
     result = dvsync("sync", config=TWO_TABLES)
     assert result.exit_code == 1
-    assert "db.a: the Delta table is not there yet" in result.stdout
+    assert "db.a: no Delta table has been seen at " in result.stdout
     assert "db.b: Unsupported: " in result.stdout
     assert dvsync("sync", "db.a").exit_code == 0
 
@@ -820,7 +822,7 @@ def test_status_on_a_terminal(four_states: Path, columns: int, wide: bool):
     lines = [line.rstrip() for line in re.sub(r"\x1b\[[\d;]*m", "", output).splitlines()]
     summary = next(number for number, line in enumerate(lines) if line.startswith("4 tables"))
     assert lines[0].startswith("no daemon")
-    assert lines[summary - 1] == "what follows is from the state database"
+    assert lines[summary - 1] == "what follows is from the state database and the Delta logs"
     lines = lines[summary:]
     assert lines[0] == "4 tables: 1 parked, 1 retrying, 1 waiting, 1 synced"
     assert max(map(len, lines)) <= columns
@@ -897,7 +899,8 @@ def test_status_elsewhere(four_states: Path, dvsync):
     result = dvsync("status")
     assert re.sub(r"at=20\S+Z", "at=now", result.stdout).splitlines() == [
         "t synced synced=6 source=6 lag=0 at=now files=1 deleted=5 orphans=0 format=2",
-        "lake.later waiting synced=- source=- lag=- at=- files=- deleted=- orphans=- format=-",
+        "lake.later waiting synced=- source=- lag=- at=- files=- deleted=- orphans=- format=-"
+        f" no Delta table has been seen at file://{four_states}/data/later yet; check the path, or wait for the table",
         f"{LONG} retrying synced=- source=- lag=- {error}",
         f"lake.bad parked synced=- source=- lag=- {error}",
     ]
@@ -935,7 +938,7 @@ def test_an_iceberg_table_that_is_still_written_is_not_dropped(followed: Bench, 
     assert (refused.exit_code, "t: its Iceberg table lake.t is the target of again" in refused.stderr) == (2, True)
     assert followed.iceberg().metadata_location
     assert dvsync("forget", "t").output == "t: forgotten\n"
-    assert dvsync("forget", "--all").output == "nothing to do: the configuration leads to every table\n"
+    assert dvsync("forget", "--all").output.startswith("nothing to forget: the configuration leads to every table; ")
 
 
 def test_history(tmp_path: Path, dvsync):
@@ -1096,7 +1099,7 @@ def test_a_faulty_configuration_hides_no_daemon(dvsync, tmp_path: Path, monkeypa
 def test_another_program_at_the_port(dvsync):
     """Its page is not printed, whatever it answers."""
     with ThreadingHTTPServer(("127.0.0.1", 0), SimpleHTTPRequestHandler) as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         config = EMPTY.replace("port: 0", f"port: {server.server_port}")
         asked = dvsync("healthcheck", config=config)
         what = f"what answers at http://127.0.0.1:{server.server_port}"

@@ -154,6 +154,7 @@ def test_a_table_that_was_never_synced(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(GRANULARITY, "partition")
     (tmp_path / "config.yaml").write_text(CONFIG)
+    HandmadeTable(tmp_path / "data" / "t").create()
     for command in ("inspect", "snapshots"):
         done = CliRunner().invoke(app, [command, "t"])
         assert (done.exit_code, "dvsync sync t" in done.stderr) == (1, True)

@@ -109,7 +109,7 @@ def test_a_post_does_what_the_command_does(world: World, running: Daemon) -> Non
     status, answer = ask(running, f"/api/tables/{NAME}/sync")
     assert (status, answer["error"].startswith(f"{NAME} is paused since 20")) == (409, True)
     assert "dvsync resume" in answer["hint"]
-    assert command(world.config, "resume", NAME).stdout == f"{NAME}: resumed\n"
+    assert command(world.config, "resume", NAME).stdout == f"{NAME}: resumed; its next sync tries it again\n"
     until(lambda: state_of(running) == "synced", "the resumption by the command")
     assert "nothing to do" in ask(running, f"/api/tables/{NAME}/resume")[1]["text"]
     assert command(world.config, "pause", NAME).returncode == 0

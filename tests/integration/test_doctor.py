@@ -58,7 +58,7 @@ def test_a_table_that_can_be_followed(service: Service, tmp_path: Path) -> None:
         "followed  format version: 2: position-delete files, which all readers",
         "note      hidden columns: _row-",
         "reader    Daft: ",
-        "reader    PyIceberg, Polars: moment: INT96 values before 1677 or after 2262 are wrong",
+        "reader    PyIceberg, Polars: moment: INT96 values before 1677 or after 2262 are shown wrongly",
         "reader    PyIceberg, Polars (with PyIceberg): structs: a null list",
     ):
         assert told in output, f"{told!r} is not in\n{output}"

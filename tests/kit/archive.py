@@ -14,7 +14,7 @@ import re
 import tarfile
 import tokenize
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 from textwrap import dedent
@@ -370,7 +370,7 @@ def as_bytes(table: pa.Table) -> bytes:
 UUID = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
 EXPRESSION_ID = re.compile(r"#\d+L?")
 MILLISECONDS = re.compile(r"\b1[5-9]\d{11}\b")
-CHANCE_FOLDER = re.compile(r"(^|/)[A-Za-z0-9]{2}/(?=\.?(part-|deletion_vector_))")
+CHANCE_FOLDER = re.compile(r"(^|[/'])[A-Za-z0-9]{2}/(?=\.?(part-|deletion_vector_))")
 BY_CHANCE = {
     # Where Spark joins several files, their rows are in the order in which its tasks end.
     POSITION_COLUMN,
@@ -392,7 +392,7 @@ def bare_value(value: Any) -> Any:
                     named[bare(key)].append(bare_value(each))
             # Mapped columns have names by chance: several of them are one here.
             return {key: each[0] if len(each) == 1 else sorted(each, key=repr) for key, each in named.items()}
-        case list() | tuple():
+        case list():
             return [bare_value(each) for each in value]
         case str() if value.startswith('{"'):
             # A schema or statistics: the order of their keys may be that of names by chance.
@@ -411,14 +411,18 @@ def actions(commit: bytes) -> Counter[str]:
             if json.dumps(add.get("partitionValues")) == partition:
                 add.update(stats=None, baseRowId=None)
     counted = Counter(json.dumps(action, sort_keys=True) for action in found)
-    # How many files the deletion vectors are in depends on the data files' names.
-    return Counter({text: 1 if "deletion_vector_" in text else count for text, count in counted.items()})
+    # DROP FEATURE removes the files of vectors. How many these are depends on the data files' names.
+    return Counter({text: 1 if '"path": "deletion_vector_' in text else count for text, count in counted.items()})
 
 
-def bare_rows(table: pa.Table) -> Counter[str]:
-    kept = table.select([name for name in table.column_names if name not in BY_CHANCE])
-    return Counter(json.dumps(bare_value(row), default=repr, sort_keys=True) for row in rows_in(kept))
+def bare_rows(table: pa.Table) -> Counter[tuple[str, ...]]:
+    columns = [
+        [bare_statistics(each) if name == "stats" else bare(repr(each)) for each in table.column(name).to_pylist()]
+        for name in table.column_names
+        if name not in BY_CHANCE
+    ]
+    return Counter(zip(*columns, strict=True))
 
 
-def rows_in(table: pa.Table) -> Iterable[tuple[Any, ...]]:
-    return zip(*(column.to_pylist() for column in table.columns), strict=True)
+def bare_statistics(text: str | None) -> str:
+    return json.dumps(bare_value(text), sort_keys=True)

@@ -48,10 +48,10 @@ def jump_with(clock_file: Path) -> None:
 def run_dvsync() -> None:
     """The command in `sys.argv`."""
     # A test has no thirty seconds for a new folder to be seen or for an answer, no five for a beat, no two for
-    # what a person wishes, and no ten for notices.
+    # what a person asks for, and no ten for notices.
     fleet.DISCOVERY_INTERVAL_S = 0.5
     run.BEAT_INTERVAL_S = 0.5
-    run.WISHES_INTERVAL_S = run.TABLES_INTERVAL_S = 0.2
+    run.REQUESTS_INTERVAL_S = run.TABLES_INTERVAL_S = 0.2
     outbox.JOINED_EACH_S = 2.0
     rest_sessions.ANSWER_MAX_S = 3.0
     rest_sessions.SILENT_S = 3.0

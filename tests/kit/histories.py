@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, unquote
+from urllib.parse import quote
 
 from hypothesis import strategies as st
 
@@ -283,8 +283,7 @@ class History:
             # The same positions inline again would be the same logical file again.
             if positions != self.table.deleted[path] or (positions and storage != "i"):
                 actions, live = self._with_dvs({path: positions}, storage), self.table.live
-                # A URI has no escapes before its path.
-                if respell and path in live and ":" not in live[path]["path"]:
+                if respell and path in live:
                     live[path]["path"] = respelled(live[path]["path"])
                 self._commit(actions)
 
@@ -324,5 +323,6 @@ class History:
 
 
 def respelled(path: str) -> str:
-    """Another path of the same file, and for that path the first one."""
-    return unquote(path[:3]) + path[3:] if path.startswith("%70") else f"%70{path[1:]}"
+    """Another path of the same file, whose name begins with `p`, and for that path the first one."""
+    folder, slash, name = path.rpartition("/")
+    return f"{folder}{slash}{f'p{name[3:]}' if name.startswith('%70') else f'%70{name[1:]}'}"

@@ -76,7 +76,7 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def receiver(kind: type[Receiver] = Receiver) -> Iterator[Receiver]:
     with kind() as server:
-        Thread(target=server.serve_forever, daemon=True).start()
+        Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield server
         server.answers.set()
         server.shutdown()

@@ -49,7 +49,8 @@ class MemoryStorage:
 
     def read_blocks(self, path: str) -> tuple[FileMeta, Iterator[bytes]]:
         meta, data = self.stat(path), self.read(path)
-        return meta, (data[start : start + BLOCK] for start in range(0, len(data), BLOCK))
+        size = max(BLOCK, len(data) // 10_000)
+        return meta, (data[start : start + size] for start in range(0, len(data), size))
 
     def appears_whole(self, path: str) -> bool:
         return False

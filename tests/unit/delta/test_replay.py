@@ -200,12 +200,12 @@ def test_a_new_file_keeps_the_newest_add() -> None:
 
 
 def test_what_a_fold_says_of_its_versions() -> None:
-    """Versions are inclusive, the time is the last one's, operations are told once, the newest metadata holds."""
+    """Versions are inclusive, the time is the last one's, operations come once, newest metadata and protocol hold."""
     first, second = (Metadata(id, "{}", [], {}) for id in "12")
-    protocol = Protocol(3, 7)
+    older, protocol = Protocol(1, 2), Protocol(3, 7)
     commits = [
-        Commit(version=4, timestamp_ms=40, metadata=first, protocol=protocol, operation="DELETE"),
-        Commit(version=5, timestamp_ms=30, metadata=second, operation="WRITE"),
+        Commit(version=4, timestamp_ms=40, metadata=first, protocol=older, operation="DELETE"),
+        Commit(version=5, timestamp_ms=30, metadata=second, protocol=protocol, operation="WRITE"),
         Commit(version=6, timestamp_ms=35, operation="DELETE"),
         Commit(version=7, timestamp_ms=20),
     ]

@@ -684,7 +684,7 @@ class Running:
     """A scheduler over fake followers that polls every 100 ms."""
 
     def __init__(
-        self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms", wishes_interval_s: float = 2.0
+        self, *names: str, tables_at_once: int = 4, poll_interval: str = "100ms", requests_interval_s: float = 2.0
     ) -> None:
         self.clock = clock = SystemClock()
         self.store = MemoryStateStore()
@@ -696,7 +696,7 @@ class Running:
         self.scheduler = Scheduler(clock, tables_at_once=tables_at_once)
         self.fleet = Fleet(SimpleNamespace(store=self.store, clock=clock), self.board, self.scheduler)
         self.scheduler.every("/beat", 5.0, self.board.beat)
-        self.scheduler.every("/wishes", wishes_interval_s, self.fleet.read_wishes)
+        self.scheduler.every("/requests", requests_interval_s, self.fleet.read_requests)
         for table in tables:
             self.add(table)
 
@@ -766,7 +766,7 @@ def test_a_stale_look_at_the_store_is_no_resume():
             mock.patch.object(running.store, "list_tables", lambda: before),
             mock.patch.object(running.scheduler, "wake") as wake,
         ):
-            running.fleet.read_wishes()
+            running.fleet.read_requests()
         assert not wake.called
 
 
@@ -858,7 +858,7 @@ def test_a_resume_that_is_seen_during_a_good_try():
 
     def resume() -> None:
         running.store.record_failure(1, None)
-        running.fleet.read_wishes()
+        running.fleet.read_requests()
 
     with running:
         until(lambda: running.states()["a"] is SyncState.RETRYING)
@@ -872,7 +872,7 @@ def test_a_resume_that_is_seen_during_a_good_try():
 
 def test_resume_in_another_terminal_sets_a_parked_table_free():
     """The store is looked at even if the table's own poll is an hour away."""
-    running = Running("a", poll_interval="1h", wishes_interval_s=0.05)
+    running = Running("a", poll_interval="1h", requests_interval_s=0.05)
     running.followers["a"].fails = Unsupported("cannot", hint="Mend it.")
     with running:
         until(lambda: running.states()["a"] is SyncState.PARKED)
@@ -883,7 +883,7 @@ def test_resume_in_another_terminal_sets_a_parked_table_free():
 
 def test_pause_and_resync_in_another_terminal_reach_the_daemon():
     """A paused table is not synced until it is resumed; a resync is one sync, news or not."""
-    with Running("a", poll_interval="1h", wishes_interval_s=0.05) as running:
+    with Running("a", poll_interval="1h", requests_interval_s=0.05) as running:
         follower = running.followers["a"]
         until(lambda: running.states()["a"] is SyncState.SYNCED)
         running.store.record_resync_wanted(1, True)

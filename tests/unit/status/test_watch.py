@@ -21,7 +21,7 @@ def proof(found: Differences) -> ProofRecord:
 
 
 class Told:
-    """A watch of one table; `compare` returns the events that it announces."""
+    """A watch of one table; `compare` returns the events of which it notifies."""
 
     def __init__(self, *records: TableRecord, repeats_synced: bool = False) -> None:
         self._told: list[Notice] = []

@@ -72,7 +72,7 @@ class _WithoutDeleteObjects(_Handler):
 @pytest.fixture
 def server() -> Iterator[Server]:
     with Server(("127.0.0.1", 0), _Handler) as made:
-        Thread(target=made.serve_forever, daemon=True).start()
+        Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
         yield made
         made.shutdown()
 
@@ -175,8 +175,9 @@ def test_a_store_that_never_answers() -> None:
 def test_a_store_without_delete_objects() -> None:
     """Some stores refuse the request that removes many files: the caller hears of it, and one by one they leave."""
     with Server(("127.0.0.1", 0), _WithoutDeleteObjects) as refusing:
-        Thread(target=refusing.serve_forever, daemon=True).start()
-        io = S3FileIO({**KEYS, **refusing.properties})
+        Thread(target=refusing.serve_forever, args=(0.02,), daemon=True).start()
+        # Without a region, PyIceberg would ask AWS.
+        io = S3FileIO({**KEYS, **refusing.properties, "s3.region": "us-east-1"})
         assert not io.delete_together(["s3://lake/a", "s3://lake/b"])
         assert _WithoutDeleteObjects.removed == []
         for path in ("s3://lake/a", "s3://lake/b"):
@@ -225,7 +226,7 @@ class _Answering(_Handler):
 @pytest.fixture
 def answering() -> Iterator[FileIOStorage]:
     with Server(("127.0.0.1", 0), _Answering) as made:
-        Thread(target=made.serve_forever, daemon=True).start()
+        Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
         yield FileIOStorage({**made.properties, **KEYS})
         made.shutdown()
 

@@ -38,7 +38,7 @@ def publish(context: TableContext, shown: Shown, result: SyncResult, started_ms:
     )
 
 
-def announce_created_again(context: TableContext, record: TableRecord) -> None:
+def notify_created_again(context: TableContext, record: TableRecord) -> None:
     """Log and notify that the catalog had lost the Iceberg table of `record`, which was created again."""
     if record.metadata_location is None:
         return
@@ -52,10 +52,10 @@ def announce_created_again(context: TableContext, record: TableRecord) -> None:
         )
     reason += f"; the former table's metadata file was {record.metadata_location}"
     _log.warning(events.TARGET_OVERWRITTEN, reason=reason)
-    context.announce(make_notice(NoticeKind.TARGET_CHANGED, record, reason, context.clock))
+    context.notify(make_notice(NoticeKind.TARGET_CHANGED, record, reason, context.clock))
 
 
-def announce_replaced_source(context: TableContext, before: TableRecord, record: TableRecord) -> None:
+def notify_replaced_source(context: TableContext, before: TableRecord, record: TableRecord) -> None:
     """Log and notify that another Delta table is at the source than the one of `before`."""
     if before.delta_table_id in (None, record.delta_table_id):
         return
@@ -65,13 +65,13 @@ def announce_replaced_source(context: TableContext, before: TableRecord, record:
         f"{before.synced_version}"
     )
     _log.warning(events.SOURCE_REPLACED, reason=text)
-    context.announce(make_notice(NoticeKind.SOURCE_REPLACED, record, text, context.clock))
+    context.notify(make_notice(NoticeKind.SOURCE_REPLACED, record, text, context.clock))
 
 
-def announce_schema_change(context: TableContext, before: Layout, shown: Shown) -> None:
+def notify_schema_change(context: TableContext, before: Layout, shown: Shown) -> None:
     """Log and notify the columns that differ from those of `before`, which readers may have relied on."""
     changes, record, clock = describe_changes(before, layout_of(shown.table)), shown.record, context.clock
     if changes:
         _log.warning(events.SCHEMA_CHANGED, version=record.synced_version, changes=changes)
         text = f"has another schema since version {record.synced_version}: {'; '.join(changes)}"
-        context.announce(make_notice(NoticeKind.SCHEMA_CHANGED, record, text, clock))
+        context.notify(make_notice(NoticeKind.SCHEMA_CHANGED, record, text, clock))
