@@ -103,6 +103,10 @@ def test_options_of_a_wait_that_make_no_sense_are_refused(dvsync, words, said):
     assert (result.exit_code, said in result.stderr) == (2, True)
 
 
+def test_a_sync_of_no_tables_says_so(dvsync) -> None:
+    assert dvsync("sync", config=EMPTY).output == "there are no tables in config.yaml\n"
+
+
 def groups(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Each command that has others below it, by what people type for it, with these."""
     if hasattr(command, "commands"):
