@@ -103,6 +103,10 @@ def test_options_of_a_wait_that_make_no_sense_are_refused(dvsync, words, said):
     assert (result.exit_code, said in result.stderr) == (2, True)
 
 
+def test_a_sync_of_no_tables_says_so(dvsync) -> None:
+    assert dvsync("sync", config=EMPTY).output == "there are no tables in config.yaml\n"
+
+
 def groups(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
     """Each command that has others below it, by what people type for it, with these."""
     if hasattr(command, "commands"):
@@ -724,7 +728,8 @@ def test_sync_status_and_resume_of_tables_that_cannot_sync(dvsync, tmp_path):
     refused.commit([{"protocol": refused.protocol(["unheardOf"])}, {"metaData": refused.metadata()}])
     result = dvsync("sync", config=TWO_TABLES)
     assert result.exit_code == 1
-    assert "db.a: no Delta table has been seen at " in result.stdout
+    missing = f"no Delta table has been seen at file://{tmp_path}/data/a yet; check the path, or wait for the table"
+    assert f"db.a: {missing}\n" in result.stdout
     assert "db.b: Unsupported: " in result.stdout
     assert dvsync("sync", "db.a").exit_code == 0
 
@@ -938,7 +943,8 @@ def test_an_iceberg_table_that_is_still_written_is_not_dropped(followed: Bench, 
     assert (refused.exit_code, "t: its Iceberg table lake.t is the target of again" in refused.stderr) == (2, True)
     assert followed.iceberg().metadata_location
     assert dvsync("forget", "t").output == "t: forgotten\n"
-    assert dvsync("forget", "--all").output.startswith("nothing to forget: the configuration leads to every table; ")
+    said = "nothing to forget: the configuration leads to every table; remove an entry, or exclude a folder\n"
+    assert dvsync("forget", "--all").output == said
 
 
 def test_history(tmp_path: Path, dvsync):

@@ -200,6 +200,7 @@ def test_without_java_the_file_is_written_all_the_same() -> None:
     assert lines[1].startswith(f"{a}: could not be examined: PipelineAway: ")
     assert f"{b}: could not be examined, for the same reason" in lines
     assert f"{small} at version 0: can be followed" in lines
+    assert "  table     lake.small" in lines
     assert "Wrote config.yaml. Tables: 2 could not be examined, 1 can be followed." in lines
     code, output = dvsync("config", "check")
     assert (code, output.count(" -> local lake.")) == (0, 3)

@@ -122,7 +122,8 @@ def test_sync_fails_the_table_that_needs_the_jar(dvsync: Path, folder: Path, no_
     result = ask(dvsync, "sync", folder=folder, environment=no_network)
     assert result.returncode == 1
     assert f"db.new: PipelineAway: jars for Spark are missing: {DELTA_JAR} not found in" in result.stdout
-    assert "db.away: no Delta table has been seen at " in result.stdout
+    missing = f"no Delta table has been seen at file://{folder}/data/away yet; check the path, or wait for the table"
+    assert f"db.away: {missing}\n" in result.stdout
 
 
 @contextmanager

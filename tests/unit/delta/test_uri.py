@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from posixpath import normpath
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -96,6 +98,6 @@ def test_names_of_files(path: str, place: str, uri: str | None) -> None:
 def test_easy_paths_are_named_as_all_others(signs: list[str]) -> None:
     """Paths that need no normalising are recognised; what is normalised first gives the same."""
     path = "x" + "".join(signs)
-    assume(not find_uri_fault(path))
+    assume(normpath(path) != ".")  # Such a path names no file.
     assert name_file(TABLE, path) == name_file(TABLE, f"./{path}")
     assert name_file(TABLE, f"s3://c/{path}") == name_file(TABLE, f"s3://c//{path}")
