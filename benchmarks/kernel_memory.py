@@ -22,6 +22,7 @@ from pathlib import Path
 from pyroaring import BitMap64
 
 from daemon.pipeline.kernel import translate
+from daemon.store.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileTask, DvChange
 from state import DeletionVectorDescriptor
 
@@ -82,7 +83,7 @@ def memory_mb(field: str) -> float:
 
 def run(case: str, folder: Path) -> None:
     def translated(task: DeleteFileTask) -> int:
-        (result,) = translate([task], table_location=f"file://{folder}", storage_properties={})
+        (result,) = translate([task], table_location=f"file://{folder}", storage=FileIOStorage())
         return result.file.positions if result.file else 0
 
     small, large = pickle.loads((folder / "tasks.pickle").read_bytes())

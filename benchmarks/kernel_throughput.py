@@ -27,6 +27,7 @@ from pyroaring import BitMap64
 
 from daemon.pipeline.kernel import translate
 from daemon.store.durable import force_to_disk
+from daemon.store.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileTask, DvChange
 from state import DeletionVectorDescriptor
 
@@ -106,7 +107,7 @@ def kernel_runner(
     tasks = stored_tasks(shape, folder, dvs_per_file=dvs_per_file or shape.dvs_per_file, suffix=suffix)
 
     def run() -> None:
-        written = translate(tasks, table_location=f"file://{folder}", storage_properties={})
+        written = translate(tasks, table_location=f"file://{folder}", storage=FileIOStorage())
         assert sum(result.file.positions for result in written if result.file) == shape.positions
 
     return run

@@ -142,7 +142,7 @@ def examine_tables(
             properties = settings.file_properties(table.catalog)
             log = DeltaLog(open_storage(settings, table, properties, clock), table.source, clock)
             try:
-                yield table, diagnose(table, log, spark, properties)
+                yield table, diagnose(table, log, spark)
             except Exception as error:
                 yield table, _known(table.name, error)
 

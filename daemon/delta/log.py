@@ -52,7 +52,7 @@ class DeltaLog:
     def __init__(self, storage: FileIOStorage, location: str, clock: Clock) -> None:
         self.location = location
         self.folder = f"{location}/_delta_log"
-        self._storage = storage
+        self.storage = storage
         self._clock = clock
         self._known: KnownCommit | None = None
         self._ahead: _Ahead | None = None
@@ -62,7 +62,7 @@ class DeltaLog:
 
     def has_version(self, version: int) -> bool:
         """Return whether the commit file of `version` exists. One request."""
-        return self._storage.exists(self.commit_path(version))
+        return self.storage.exists(self.commit_path(version))
 
     def has_next(self, version: int) -> bool:
         """Return whether the commit file of `version` exists, which is likely to be read next. One request.
@@ -71,10 +71,10 @@ class DeltaLog:
         writer may still be adding lines, so the file is read as late as possible.
         """
         path, self._ahead = self.commit_path(version), None
-        if not self._storage.appears_whole(path):
-            return self._storage.exists(path)
+        if not self.storage.appears_whole(path):
+            return self.storage.exists(path)
         try:
-            meta, blocks = self._storage.read_blocks(path)
+            meta, blocks = self.storage.read_blocks(path)
         except ObjectMissing:
             return False
         if meta.size <= READ_AHEAD_BYTES_MAX:
@@ -90,7 +90,7 @@ class DeltaLog:
         if self._ahead and self._ahead.version == version:
             return self._ahead.meta.modified_ms
         try:
-            return self._storage.stat(self.commit_path(version)).modified_ms
+            return self.storage.stat(self.commit_path(version)).modified_ms
         except ObjectMissing:
             return None
 
@@ -120,7 +120,7 @@ class DeltaLog:
         if ahead and ahead.version == version and self._clock.monotonic_s() - ahead.read_s < READ_AHEAD_MAX_S:
             meta, blocks = ahead.meta, iter([ahead.data])
         else:
-            meta, blocks = self._storage.read_blocks(path)
+            meta, blocks = self.storage.read_blocks(path)
         if meta.size > bytes_max:
             what = f"the commit file has {meta.size} bytes, at most {bytes_max} are read (limits.commit_bytes_max)"
             raise too_large(what, version, path)
@@ -149,7 +149,7 @@ class DeltaLog:
         """
         path = f"{self.folder}/{from_version:020d}.{to_version:020d}.compacted.json"
         try:
-            meta, blocks = self._storage.read_blocks(path)
+            meta, blocks = self.storage.read_blocks(path)
             file = CommitReader(to_version, path, blocks, size_max=sys.maxsize)
             actions, fault = file.decode()
             # The time of the file is not the last commit's: `replay` asks for that.
@@ -161,7 +161,7 @@ class DeltaLog:
     def read_checksum(self, version: int) -> Totals | None:
         """Read Delta's totals of `version`; None if there is no checksum file (yet), or Delta ignores it."""
         try:
-            data = self._storage.read(f"{self.folder}/{version:020d}.crc", Span(0, CHECKSUM_BYTES_MAX))
+            data = self.storage.read(f"{self.folder}/{version:020d}.crc", Span(0, CHECKSUM_BYTES_MAX))
             return _decode_totals(data)
         except (ObjectMissing, msgspec.DecodeError, RecursionError):
             return None
@@ -170,7 +170,7 @@ class DeltaLog:
         """Return the table id in the first HEAD_BYTES of version 0; None if none is there. One request."""
         path = self.commit_path(0)
         try:
-            head = self._storage.read(path, Span(0, HEAD_BYTES))
+            head = self.storage.read(path, Span(0, HEAD_BYTES))
             actions, _ = CommitReader(0, path, [head], size_max=HEAD_BYTES).decode()
         except (ObjectMissing, CorruptInput, Unsupported):
             return None
@@ -212,7 +212,7 @@ class DeltaLog:
     def is_untouched(self, version: int) -> bool:
         """Return whether the commit file is there, as it was when it was last read or checked. One request."""
         try:
-            meta = self._storage.stat(self.commit_path(version))
+            meta = self.storage.stat(self.commit_path(version))
         except ObjectMissing:
             return False
         known = self._known
@@ -220,7 +220,7 @@ class DeltaLog:
 
     def _probe(self, version: int) -> KnownCommit | None:
         try:
-            meta, blocks = self._storage.read_blocks(self.commit_path(version))
+            meta, blocks = self.storage.read_blocks(self.commit_path(version))
         except ObjectMissing:
             return None
         head = b""
@@ -313,7 +313,7 @@ class DeltaLog:
     def _list(self, after: str) -> tuple[dict[int, FileMeta], list[int]]:
         """List commits by version, and the versions of checkpoints, whose file names are greater than `after`."""
         commits, checkpoints = dict[int, FileMeta](), list[int]()
-        for meta in self._storage.list_from(self.folder, after=after):
+        for meta in self.storage.list_from(self.folder, after=after):
             if match := COMMIT_FILE.fullmatch(meta.name):
                 commits[int(match[1])] = meta
             elif match := CHECKPOINT_FILE.fullmatch(meta.name):

@@ -72,11 +72,11 @@ class LogSegment:
 class _Listing:
     """The files of the log from version `start` on, by version. Compacted files are listed under their first one."""
 
-    def __init__(self, storage: FileIOStorage, log: DeltaLog, start: int) -> None:
+    def __init__(self, log: DeltaLog, start: int) -> None:
         self.commits: dict[int, FileMeta] = {}
         self.compacted: dict[int, list[CommitFile]] = defaultdict(list)
         self.checkpoints: dict[int, list[FileMeta]] = defaultdict(list)
-        for file in storage.list_from(log.folder, after=f"{start:020d}"):
+        for file in log.storage.list_from(log.folder, after=f"{start:020d}"):
             if match := COMMIT_FILE.fullmatch(file.name):
                 self.commits[int(match[1])] = file
             elif match := COMPACTED_FILE.fullmatch(file.name):
@@ -92,7 +92,7 @@ class _Listing:
         return None
 
 
-def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None = None) -> LogSegment:
+def load_log_segment(log: DeltaLog, version: int | None = None) -> LogSegment:
     """Find the files that make the state at `version`, or at the newest version.
 
     Example: of a checkpoint of 10, the commits 9 to 14, and a compacted file of 11 to 13, the state at 14 is made of
@@ -107,25 +107,25 @@ def load_log_segment(storage: FileIOStorage, log: DeltaLog, version: int | None 
     """
     hint: _Hint | None = None
     with suppress(ObjectMissing, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        data = storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX))
+        data = log.storage.read(f"{log.folder}/_last_checkpoint", Span(0, HINT_BYTES_MAX))
         hint = _decode_hint(data)
     try:
-        return _load(storage, log, version, hint)
+        return _load(log, version, hint)
     except CorruptInput:
         # Log cleanup during the listing looks like a gap: a second listing, of the whole log, decides.
-        return _load(storage, log, version, None)
+        return _load(log, version, None)
 
 
-def _load(storage: FileIOStorage, log: DeltaLog, version: int | None, hint: _Hint | None) -> LogSegment:
+def _load(log: DeltaLog, version: int | None, hint: _Hint | None) -> LogSegment:
     start = max(hint.version - RECENT_COMMITS_MAX, 0) if hint and (version is None or hint.version <= version) else 0
-    listing = _Listing(storage, log, start)
+    listing = _Listing(log, start)
     checkpoint = listing.find_checkpoint(version)
     if checkpoint is None and start:
-        listing = _Listing(storage, log, 0)
+        listing = _Listing(log, 0)
         checkpoint = listing.find_checkpoint(version)
-    commits = _commits_after(storage, log, listing, checkpoint.version if checkpoint else -1, version)
+    commits = _commits_after(log, listing, checkpoint.version if checkpoint else -1, version)
     if checkpoint:
-        checkpoint = replace(checkpoint, sidecars_size_bytes=_size_of_sidecars(storage, checkpoint, hint))
+        checkpoint = replace(checkpoint, sidecars_size_bytes=_size_of_sidecars(log.storage, checkpoint, hint))
     newest = commits[-1].to_version if commits else checkpoint.version if checkpoint else -1
     return LogSegment(newest, checkpoint, commits, last_commits(listing.commits, newest))
 
@@ -148,9 +148,7 @@ def _complete(files: list[FileMeta]) -> tuple[FileMeta, ...]:
     return tuple(by_name[name] for name in rest)
 
 
-def _commits_after(
-    storage: FileIOStorage, log: DeltaLog, listing: _Listing, after: int, version: int | None
-) -> tuple[CommitFile, ...]:
+def _commits_after(log: DeltaLog, listing: _Listing, after: int, version: int | None) -> tuple[CommitFile, ...]:
     """Find the files of the commits after `after` up to `version`, preferring compacted files."""
     listed = [commit for commit in listing.commits if commit > after and (version is None or commit <= version)]
     newest = max(listed, default=after) if version is None else version
@@ -168,16 +166,14 @@ def _commits_after(
     for commit in range(after + 1, newest + 1):
         if commit not in files:
             following = min((other for other in listed if other > commit), default=None)
-            files[commit] = _ask_for(storage, log, commit, following, version, is_first=commit == 0)
+            files[commit] = _ask_for(log, commit, following, version, is_first=commit == 0)
     return tuple(_shortened(files, listing.compacted, after + 1, newest))
 
 
-def _ask_for(
-    storage: FileIOStorage, log: DeltaLog, missing: int, following: int | None, version: int | None, *, is_first: bool
-) -> CommitFile:
+def _ask_for(log: DeltaLog, missing: int, following: int | None, version: int | None, *, is_first: bool) -> CommitFile:
     """Ask for a commit file that the listing omits: some stores and cached NFS folders list old contents."""
     try:
-        return CommitFile(missing, missing, storage.stat(log.commit_path(missing)).size)
+        return CommitFile(missing, missing, log.storage.stat(log.commit_path(missing)).size)
     except ObjectMissing as error:
         if version is not None and (following is None or is_first):
             what = f"the log has no version {version}" + (", or its first commits are gone" if is_first else "")

@@ -30,7 +30,6 @@ from daemon.delta.table_state import (
     resolve_rows,
 )
 from daemon.errors import CorruptInput, errors_at
-from daemon.store.storage import FileIOStorage
 
 T = TypeVar("T")
 
@@ -74,9 +73,7 @@ class ReplayedState(TableState):
         return values
 
 
-def replay(
-    storage: FileIOStorage, log: DeltaLog, segment: LogSegment, *, files_max: int | None = None
-) -> ReplayedState | None:
+def replay(log: DeltaLog, segment: LogSegment, *, files_max: int | None = None) -> ReplayedState | None:
     """Replay these files into the state of the table; None as soon as it has more than `files_max` live files, or more
     than ROWS_BYTES_MAX of actions. Without `files_max`, `Unsupported` if the actions are far larger than the files.
 
@@ -97,7 +94,7 @@ def replay(
             newest.take_commit(log.read_commit(version))
         if newest.is_beyond(files_max):
             return None
-    for rows in read_checkpoint(storage, log.folder, segment.checkpoint) if segment.checkpoint else ():
+    for rows in read_checkpoint(log.storage, log.folder, segment.checkpoint) if segment.checkpoint else ():
         newest.take_checkpoint_rows(rows)
         if newest.is_beyond(files_max):
             return None

@@ -89,13 +89,11 @@ class Diagnosis(msgspec.Struct, frozen=True):
         return all(finding.verdict is not Verdict.REFUSED for finding in self.findings)
 
 
-def diagnose(
-    settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline, properties: Mapping[str, str]
-) -> Diagnosis:
+def diagnose(settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline) -> Diagnosis:
     """Examine a Delta table. Its faults are findings; raised are Retryable and LogMissing."""
     try:
-        with Runner(pipeline, settings.engine).open_state(log, FileIOStorage(properties)) as state:
-            return _diagnose(settings, state, properties)
+        with Runner(pipeline, settings.engine).open_state(log) as state:
+            return _diagnose(settings, state, log.storage)
     except LogMissing as error:
         hint = "Check the path: a Delta table is a folder with a folder `_delta_log`."
         raise LogMissing("there is no Delta table", path=error.path, hint=hint) from error
@@ -103,7 +101,7 @@ def diagnose(
         return Diagnosis(settings.source, None, (_refused("table", error),))
 
 
-def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[str, str]) -> Diagnosis:
+def _diagnose(settings: TableSettings, state: TableState, storage: FileIOStorage) -> Diagnosis:
     findings = [*_checked("place", partial(check_places, settings.location or "", {}, settings.source))]
     findings += _of_protocol(state, settings)
     schema, refused, of_columns = _of_columns(state.metadata, settings)
@@ -111,7 +109,7 @@ def _diagnose(settings: TableSettings, state: TableState, properties: Mapping[st
     if schema is None:
         return Diagnosis(settings.source, state.version, tuple(findings))
     findings += _checked("features", lambda: check_features(state.protocol, used_features(state.metadata)))
-    files, task = Examination(), ExaminationTask(schema, settings.source, properties)
+    files, task = Examination(), ExaminationTask(schema, settings.source, storage)
     try:
         for each in state.map_adds(task, max(1, manifests_needed(state.files))):
             files.add(each)

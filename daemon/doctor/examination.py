@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from functools import cache
 
@@ -54,13 +54,12 @@ class ExaminationTask:
 
     table: TableSchema
     location: str
-    properties: Mapping[str, str]
+    storage: FileIOStorage
 
     def __call__(self, _part: int, adds: Iterable[AddFile]) -> Iterator[Examination]:
-        storage, seen = FileIOStorage(self.properties), Examination()
-        inspector = Inspector(storage, self.table)
+        seen, inspector = Examination(), Inspector(self.storage, self.table)
         # A file of deletion vectors serves many data files, and is asked for once.
-        stat = cache(storage.stat)
+        stat = cache(self.storage.stat)
         for add in adds:
             self._examine(add, inspector, seen)
             try:

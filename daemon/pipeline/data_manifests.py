@@ -72,13 +72,13 @@ class ManifestTask:
     table: TableSchema
     snapshot_id: int
     format_version: int
-    properties: Mapping[str, str]
+    storage: FileIOStorage
     target_properties: Mapping[str, str]
     at_once: bool
 
     def __call__(self, part: int, adds: Iterable[AddFile]) -> Iterator[ManifestAnswer]:
         adds, manifest_path = list(adds), self.paths[part]
-        inspection = Inspector(FileIOStorage(self.properties), self.table).inspect(adds)
+        inspection = Inspector(self.storage, self.table).inspect(adds)
         entries = []
         for add in adds:
             partition = partition_of(add, self.table, self.table.spec_id)

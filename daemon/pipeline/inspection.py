@@ -245,16 +245,14 @@ class Inspection:
     traits: FileTraits
 
 
-def inspect(properties: Mapping[str, str], table: TableSchema, adds: Iterable[AddFile]) -> Iterator[Inspection]:
+def inspect(storage: FileIOStorage, table: TableSchema, adds: Iterable[AddFile]) -> Iterator[Inspection]:
     """Inspect the files that one Spark task is given."""
-    yield Inspector(FileIOStorage(properties), table).inspect(list(adds))
+    yield Inspector(storage, table).inspect(list(adds))
 
 
-def check(
-    properties: Mapping[str, str], table: TableSchema, part: int, adds: Iterable[AddFile]
-) -> Iterator[FileTraits]:
+def check(storage: FileIOStorage, table: TableSchema, part: int, adds: Iterable[AddFile]) -> Iterator[FileTraits]:
     """Check files that are live already against another schema, and yield their traits."""
-    yield Inspector(FileIOStorage(properties), table).inspect(list(adds)).traits
+    yield Inspector(storage, table).inspect(list(adds)).traits
 
 
 def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Metrics, table: TableSchema) -> None:

@@ -47,7 +47,7 @@ def translate(
     tasks: Iterable[DeleteFileTask],
     *,
     table_location: str,
-    storage_properties: Mapping[str, str],
+    storage: FileIOStorage,
     target_properties: Mapping[str, str] | None = None,
     at_once: bool = False,
 ) -> Iterator[DeleteFileResult]:
@@ -60,8 +60,8 @@ def translate(
     another run may be at work, or its files in use. Raises SyncError; the unfinished file is then removed if possible,
     and files that were finished stay.
     """
-    target = S3FileIO(dict(storage_properties if target_properties is None else target_properties))
-    with _Outputs(FileIOStorage(storage_properties), target, table_location, at_once=at_once) as outputs:
+    target = S3FileIO(dict(storage.properties if target_properties is None else target_properties))
+    with _Outputs(storage, target, table_location, at_once=at_once) as outputs:
         changes = ((task, change) for task in tasks for change in task.changes)
         for some in divided(
             changes, lambda each: each[1].size_bytes, size_max=READ_BYTES_MAX, count_max=READ_CHANGES_MAX

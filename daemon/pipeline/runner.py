@@ -47,7 +47,7 @@ class Runner:
     engine: str
 
     @contextmanager
-    def open_state(self, log: DeltaLog, storage: FileIOStorage, version: int | None = None) -> Iterator[TableState]:
+    def open_state(self, log: DeltaLog, version: int | None = None) -> Iterator[TableState]:
         """Open the state of the Delta table at `version`, or the newest state, until the end of the block.
 
         With the engine `auto`, Spark decides about a log that dvsync refuses: Delta ignores some faults, for example a
@@ -58,7 +58,7 @@ class Runner:
         refused: SyncError | None = None
         replayed: TableState | None = None
         try:
-            replayed = self._replay(log, storage, version)
+            replayed = self._replay(log, version)
         except FileLiveTwice:
             raise  # Delta on Spark reads such a log, but Iceberg cannot show what it reads.
         except (CorruptInput, Unsupported) as error:
@@ -77,16 +77,16 @@ class Runner:
                 raise
             yield read_table_state(spark, log, version)
 
-    def _replay(self, log: DeltaLog, storage: FileIOStorage, version: int | None) -> TableState | None:
+    def _replay(self, log: DeltaLog, version: int | None) -> TableState | None:
         """Replay the state here. None if Spark must read it: too large, or against the checksum file."""
         if self.engine == "spark":
             return None
-        segment = load_log_segment(storage, log, version)
+        segment = load_log_segment(log, version)
         if self.engine == "local":
-            return replay(storage, log, segment)
+            return replay(log, segment)
         if segment.size_bytes > LOCAL_LOG_BYTES_MAX:
             return None
-        state = replay(storage, log, segment, files_max=LOCAL_DATA_FILES_MAX)
+        state = replay(log, segment, files_max=LOCAL_DATA_FILES_MAX)
         checksum = log.read_checksum(state.version) if state else None
         return state if state and (checksum is None or checksum.more_than(state.totals()) == NO_DIFFERENCE) else None
 
@@ -95,17 +95,14 @@ class Runner:
         tasks: Sequence[DeleteFileTask],
         *,
         table_location: str,
-        storage_properties: Mapping[str, str],
+        storage: FileIOStorage,
         target_properties: Mapping[str, str],
     ) -> list[DeleteFileResult]:
         """Run the kernel over `tasks`, and return a result for each, in their order. Its file is complete."""
         if not tasks:
             return []
         kernel = partial(
-            translate,
-            table_location=table_location,
-            storage_properties=dict(storage_properties),
-            target_properties=dict(target_properties),
+            translate, table_location=table_location, storage=storage, target_properties=dict(target_properties)
         )
         sizes_bytes = [change.size_bytes for task in tasks for change in task.changes]
         is_small = sum(sizes_bytes) <= LOCAL_DELETION_VECTOR_BYTES_MAX
@@ -116,9 +113,7 @@ class Runner:
         with self.spark.session() as spark:
             return list(map_on_spark(spark, parts, partial(kernel, at_once=self.spark.is_on_cluster)))
 
-    def inspect_data_files(
-        self, adds: Sequence[AddFile], table: TableSchema, storage: FileIOStorage, properties: Mapping[str, str]
-    ) -> Inspection:
+    def inspect_data_files(self, adds: Sequence[AddFile], table: TableSchema, storage: FileIOStorage) -> Inspection:
         """Inspect each data file of `adds`; raises as `Inspector.inspect` does."""
         if not adds or self._runs_here(fits=len(adds) <= LOCAL_DATA_FILES_MAX):
             return Inspector(storage, table).inspect(adds)
@@ -126,7 +121,7 @@ class Runner:
             chunks = [adds[start : start + DATA_FILES_PER_TASK] for start in range(0, len(adds), DATA_FILES_PER_TASK)]
             metrics: dict[str, Metrics] = {}
             traits = FileTraits()
-            for each in map_on_spark(spark, chunks, partial(inspect, properties, table)):
+            for each in map_on_spark(spark, chunks, partial(inspect, storage, table)):
                 metrics |= each.metrics
                 traits |= each.traits
             return Inspection(metrics, traits)

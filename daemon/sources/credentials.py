@@ -51,6 +51,13 @@ class Credentials:
         self._current: dict[str, str] | None = None
         self._until_ms = 0
 
+    def __getstate__(self) -> dict[str, object]:
+        # A Spark task asks the catalog when these end.
+        return {name: value for name, value in self.__dict__.items() if name != "_lock"}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state, _lock=Lock())
+
     def properties(self) -> dict[str, str]:
         """Raises `SourceCatalogAway`."""
         with self._lock:

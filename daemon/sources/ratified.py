@@ -84,6 +84,15 @@ class RatifiedStorage(VendedStorage):
         self._answer, self._asked_s = answer, now_s
         return answer
 
+    def ask(self) -> Ratified:
+        """Return what is ratified now. One request, or none soon after another one."""
+        return self._fresh()
+
+    def place_of(self, path: str) -> str:
+        """Return where a file of the log is. Raises ObjectMissing for a commit that the catalog has not ratified."""
+        version = self._version_of(path)
+        return path if version is None else self._file_of(path, version)
+
     def _version_of(self, path: str) -> int | None:
         """The version of a commit file's path; None for other files."""
         folder, _, name = path.rpartition("/")

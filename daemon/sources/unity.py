@@ -138,6 +138,10 @@ class UnityCatalog:
         self._not_before_s = 0.0
         self._has_delta_api: dict[str, tuple[bool, float]] = {}
 
+    def __reduce__(self) -> tuple[type[UnityCatalog], tuple[object, ...]]:
+        # A Spark task has connections of its own.
+        return UnityCatalog, (self.name, self._properties, self._clock)
+
     def list_tables(self, catalog: str, schema: str) -> Iterator[TableInfo]:
         """List a schema's tables, of all kinds. One request for each page."""
         query = {"catalog_name": catalog, "schema_name": schema, "max_results": str(PAGE_MAX)}

@@ -55,9 +55,20 @@ def _hadoop_settings(settings: Settings, sources: Iterable[str]) -> dict[str, st
         # A catalog's properties apply only to the sources of its tables, so set them by bucket.
         own = s3a_settings(settings.file_properties(table.catalog))
         if _is_on_s3(table.source) and own != s3a_settings(shared):
-            bucket = urlsplit(table.source).netloc
-            found |= {f"fs.s3a.bucket.{bucket}.{key.removeprefix('fs.s3a.')}": value for key, value in own.items()}
+            found |= _of_bucket(table.source, own)
     return found
+
+
+def own_settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
+    """Return the settings for the files at `location` alone. Hadoop keeps no client with them."""
+    settings = _of_bucket(location, s3a_settings(properties)) if _is_on_s3(location) else {}
+    scheme = urlsplit(location).scheme
+    return {**_azure(properties), **settings, f"fs.{scheme}.impl.disable.cache": "true"}
+
+
+def _of_bucket(location: str, settings: Mapping[str, str]) -> dict[str, str]:
+    bucket = urlsplit(location).netloc
+    return {f"fs.s3a.bucket.{bucket}.{key.removeprefix('fs.s3a.')}": value for key, value in settings.items()}
 
 
 def s3a_settings(properties: Mapping[str, str]) -> dict[str, str]:

@@ -7,8 +7,10 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
+from daemon.delta.log import DeltaLog
 from daemon.spark.answers import collect
 from daemon.spark.failures import known_errors
+from daemon.spark.snapshot import open_snapshot, read_rows
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,13 +28,13 @@ def read_iceberg(spark: SparkSession, metadata_location: str, snapshot_id: int) 
         return frame.selectExpr("*", f"_file AS {FILE}", f"_pos AS {POSITION}")
 
 
-def read_delta(spark: SparkSession, location: str, version: int) -> DataFrame:
+def read_delta(spark: SparkSession, log: DeltaLog, version: int) -> DataFrame:
     """The rows of a version by Delta's own reader, with FILE, which is URL-encoded, and POSITION.
 
     POSITION is null if the table cannot have deletion vectors: Delta does not give positions then.
     """
-    with known_errors(location):
-        frame = spark.read.format("delta").option("versionAsOf", version).load(location)
+    with known_errors(log.location):
+        frame = read_rows(spark, open_snapshot(spark, log, version))
         position = "_metadata.row_index" if "row_index" in frame.select("_metadata.*").columns else "NULL"
         return frame.selectExpr("*", f"_metadata.file_path AS {FILE}", f"{position} AS {POSITION}")
 

@@ -6,16 +6,11 @@ Spark reads the Parquet files with their row index. A function in its tasks look
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from struct import pack
-from tempfile import mkdtemp
 from typing import Any
-from zipfile import ZipFile
 
 import pyarrow as pa
-from pyspark import SparkFiles
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import LongType, StructField, StructType
@@ -28,6 +23,7 @@ from daemon.delta.log_segment import load_log_segment
 from daemon.delta.snapshot import ReplayedState, replay
 from daemon.errors import errors_at
 from daemon.spark.failures import known_errors
+from daemon.spark.java_classes import new_object
 from daemon.spark.scan_schema import ScanColumn, as_struct, scan_columns
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
@@ -38,9 +34,6 @@ MARKER = "__delta_internal_is_row_deleted"
 # The descriptor of a file's deletion vector (DV), which is constant for its rows like a partition value.
 VECTOR = "__dvsync_deletion_vector"
 FIELD_IDS = "spark.sql.parquet.fieldId.read.enabled"
-# Compiled at first use by Janino, which Spark ships, so that no Java compiler is needed.
-JAVA_CLASSES = ("DeletionMarker", "DeltaFiles")
-_classes_lock = threading.Lock()
 
 
 def read_delta(
@@ -63,7 +56,7 @@ def read_delta(
     """
     storage = FileIOStorage(properties)
     log = DeltaLog(storage, normalize_location(location), SystemClock())
-    state = replay(storage, log, load_log_segment(storage, log, version))
+    state = replay(log, load_log_segment(log, version))
     assert state is not None, "a replay without bounds is whole"
     with errors_at(version=state.version, path=log.folder):
         check_protocol(state.protocol)
@@ -96,7 +89,7 @@ def _marker(spark: SparkSession, files: DataFrame) -> Column:
     hadoop_conf = jvm.org.apache.spark.util.SerializableConfiguration(
         spark._jsparkSession.sessionState().newHadoopConf()
     )
-    marker = _new_object(spark, "DeletionMarker", spark.sparkContext._jsc.broadcast(hadoop_conf))
+    marker = new_object(spark, "DeletionMarker", spark.sparkContext._jsc.broadcast(hadoop_conf))
     row_index = files.metadataColumn("_metadata")["row_index"]
     return Column(marker.column(MARKER, files[VECTOR]._jc, row_index._jc))
 
@@ -123,7 +116,7 @@ def _open_files(spark: SparkSession, state: ReplayedState, columns: Sequence[Sca
     jvm: Any = spark._jvm
     found = rows._jdf.queryExecution().executedPlan().executeCollect()
     partition_schema = _in_java(spark, partitions)
-    files = _new_object(spark, "DeltaFiles", state.location, partition_schema, _in_java(spark, bounded), found)
+    files = new_object(spark, "DeltaFiles", state.location, partition_schema, _in_java(spark, bounded), found)
     session = spark._jsparkSession
     if state.metadata.column_mapping_mode == "id":
         # The reader takes this setting from the session of the relation, and the user's session stays as it is.
@@ -196,34 +189,3 @@ def _bounds(fields: StructType) -> list[Column]:
             most = F.try_add(most, F.expr("INTERVAL 1 MILLISECOND"))
         bounds += [stats["nullCount"][field.name], stats["minValues"][field.name], most]
     return bounds
-
-
-def _new_object(spark: SparkSession, name: str, *arguments: Any) -> Any:
-    """Construct an object of one of JAVA_CLASSES. At the first use in a JVM, drivers and executors get the classes."""
-    jvm: Any = spark._jvm
-    loader = spark._jsparkSession.sharedState().jarClassLoader()
-    with _classes_lock:
-        if loader.getResource(f"dvsync/{name}.class") is None:
-            _add_classes(spark, loader)
-    # Py4J finds classes by the loader of its thread, which in other threads than this one may not have the jar.
-    constructor = loader.loadClass(f"dvsync.{name}").getConstructors()[0]
-    gateway: Any = spark.sparkContext._gateway
-    values = gateway.new_array(jvm.java.lang.Object, len(arguments))
-    for number, argument in enumerate(arguments):
-        values[number] = argument
-    return constructor.newInstance(values)
-
-
-def _add_classes(spark: SparkSession, loader: Any) -> None:
-    jvm: Any = spark._jvm
-    # Executors fetch the jar when they start a task. Spark removes this folder when the session ends.
-    jar = Path(mkdtemp(dir=SparkFiles.getRootDirectory()), "dvsync.jar")
-    with ZipFile(jar, "w") as zipped:
-        for name in JAVA_CLASSES:
-            source = Path(__file__).with_name(f"{name}.java")
-            compiler = jvm.org.codehaus.janino.SimpleCompiler()
-            compiler.setParentClassLoader(loader)
-            compiler.cook(source.name, jvm.java.io.StringReader(source.read_text()))
-            for compiled, code in compiler.getBytecodes().items():
-                zipped.writestr(f"{compiled.replace('.', '/')}.class", bytes(code))
-    spark._jsparkSession.sessionState().resourceLoader().addJar(jar.as_uri())

@@ -27,8 +27,10 @@ from daemon.delta.table_state import (
     resolve_rows,
 )
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
+from daemon.sources.ratified import RatifiedStorage
 from daemon.spark.answers import collect, run_on_spark
 from daemon.spark.failures import as_known_error
+from daemon.spark.snapshot import open_snapshot
 from daemon.translate.delta_types import HINT_METADATA
 from daemon.translate.schema import translate_schema
 
@@ -151,7 +153,7 @@ def read_table_state(spark: SparkSession, log: DeltaLog, version: int | None = N
 
     try:
         commits = log.list_commits()
-        snapshot = _snapshot(spark, log.location, version)
+        snapshot = open_snapshot(spark, log, version)
         if snapshot.version() < 0:
             raise log_gone(log.location)
         recent_commits = last_commits(commits, snapshot.version())
@@ -252,7 +254,7 @@ def _check_newest(log: DeltaLog, commits: Collection[int]) -> None:
         try:
             if protocol is None and commit.protocol:
                 protocol = commit.protocol
-                check_protocol(protocol)
+                check_protocol(protocol, is_managed=isinstance(log.storage, RatifiedStorage))
             if metadata is None and commit.metadata:
                 metadata = commit.metadata
                 check_metadata(metadata)
@@ -263,19 +265,3 @@ def _check_newest(log: DeltaLog, commits: Collection[int]) -> None:
         except SyncError as error:
             raise error.located(version=place, path=log.commit_path(place)) from error.__cause__
     return None
-
-
-def _snapshot(spark: SparkSession, location: str, version: int | None) -> Any:
-    jvm: Any = spark._jvm
-    delta_log = jvm.org.apache.spark.sql.delta.DeltaLog
-    # Delta caches logs by path for an hour. Without this, it would return the old log of a recreated table.
-    delta_log.invalidateCache(spark._jsparkSession, jvm.org.apache.hadoop.fs.Path(location))
-    log = delta_log.forTable(spark._jsparkSession, location)
-    if version is None:
-        return log.update(False, _default(log, "update", 2), _default(log, "update", 3))
-    return log.getSnapshotAt(version, *(_default(log, "getSnapshotAt", number) for number in (2, 3, 4)))
-
-
-def _default(owner: Any, method: str, parameter: int) -> Any:
-    """Return the default value of a Scala parameter, which py4j reaches through a generated method."""
-    return getattr(owner, f"{method}$default${parameter}")()

@@ -75,6 +75,10 @@ class FileIOStorage:
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
         self._properties = dict(properties or {})
 
+    def __getstate__(self) -> dict[str, object]:
+        # Clients stay in their process.
+        return {name: value for name, value in self.__dict__.items() if name != "_io"}
+
     @property
     def properties(self) -> Mapping[str, str]:
         return self._properties

@@ -59,9 +59,7 @@ def advance(
         shape = _shape_after(context, shown, change)
         with context.step("inspect"):
             added = list(change.added.values())
-            inspection = context.runner.inspect_data_files(
-                added, shape.table, context.storage, context.source_properties
-            )
+            inspection = context.runner.inspect_data_files(added, shape.table, context.storage)
         account = before + account_change(change, live, inspection.metrics)
         if state_totals is None:
             checksums.check(change.to_version, account)
@@ -171,7 +169,7 @@ def _check_live_files(
     The state store has no statistics and only parsed partition values, so Delta's log is asked. The file that
     `last_error` names is checked first: while it is live, a table that was refused opens no other file again.
     """
-    task = partial(check, dict(context.source_properties), table)
+    task = partial(check, context.storage, table)
     with context.step("inspect"), context.open_state(version) as state:
         if last_error and last_error.kind == Unsupported.__name__:
             is_named = [last_error.message.endswith(f"[file {add.path}]") for add in state.read_adds()]

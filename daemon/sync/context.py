@@ -87,7 +87,6 @@ class TableContext:
     target: Target
     store: StateStore
     runner: Runner
-    storage: FileIOStorage
     properties: Mapping[str, str]
     clock: Clock
     limits: LimitsSettings
@@ -125,13 +124,12 @@ class TableContext:
         """Open the Delta table's state at `version`, or the newest; see `Runner.open_state`."""
         with ExitStack() as opened:
             with tracing.step("state"):
-                state = opened.enter_context(self.runner.open_state(self.log, self.storage, version))
+                state = opened.enter_context(self.runner.open_state(self.log, version))
             yield state
 
     @property
-    def source_properties(self) -> Mapping[str, str]:
-        """FileIO properties for the Delta table's files. Raises SourceCatalogAway."""
-        return self.storage.properties
+    def storage(self) -> FileIOStorage:  # of the Delta table's files
+        return self.log.storage
 
     def target_properties(self, table: Table) -> dict[str, str]:
         """Return FileIO properties for the Iceberg table's files, with the catalog's properties for this table."""

@@ -137,7 +137,7 @@ def _write_manifests(
         table=shape.table,
         snapshot_id=transaction.id,
         format_version=context.settings.format_version,
-        properties=dict(context.source_properties),
+        storage=context.storage,
         target_properties=context.target_properties(table),
         at_once=context.runner.spark.is_on_cluster,
     )

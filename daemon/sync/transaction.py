@@ -120,10 +120,7 @@ class Transaction:
         """Write delete files whose names are recorded. They are complete and on the disk when this returns."""
         context = self._context
         return context.runner.write_delete_files(
-            tasks,
-            table_location=context.location,
-            storage_properties=context.source_properties,
-            target_properties=self.target_properties,
+            tasks, table_location=context.location, storage=context.storage, target_properties=self.target_properties
         )
 
     def show(

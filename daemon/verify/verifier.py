@@ -116,7 +116,7 @@ class Verifier:
                 context.progress.advanced(number + 1, len(parts), "files")
         if level is Level.ROWS and live is not None:
             with context.step(Level.ROWS), context.runner.spark.session() as spark:
-                delta = read_delta(spark, context.location, state.version)
+                delta = read_delta(spark, context.log, state.version)
                 iceberg = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
                 columns = [name for name in iceberg.columns if name in delta.columns and name not in (FILE, POSITION)]
                 compare_rows(delta, iceberg, columns, scope.sample, findings)

@@ -370,7 +370,7 @@ def test_a_start_while_the_catalog_is_away(
     daemon.kill()
     unity.answer = lambda request: Answer(503, {})
     dropped = command(daemon.config, "forget", "--all", "--drop")
-    assert "nothing to do" in dropped.stdout, dropped
+    assert "nothing to forget" in dropped.stdout, dropped
     followed.daemon = Daemon(daemon.config)
     daemon = followed.start()
     until(lambda: daemon.tables().get(ORDERS, {}).get("state") == "retrying", "the catalog is away")

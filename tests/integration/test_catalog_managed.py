@@ -7,6 +7,7 @@ import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -18,9 +19,19 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.catalog import load_catalog
 
+from daemon.cli.operations import examine_tables, sync_tables, verify_tables
+from daemon.cli.tables import with_found_tables
+from daemon.config.load import load_settings
+from daemon.config.settings import Settings
 from daemon.delta.deletion_vector import read_position_sets
+from daemon.delta.log_segment import load_log_segment
 from daemon.delta.position_set import as_bitmap
+from daemon.delta.snapshot import replay
+from daemon.doctor.diagnosis import Diagnosis
+from daemon.service.assembly import open_parts
+from daemon.spark.table_state import read_table_state
 from daemon.store.storage import FileIOStorage
+from daemon.verify.findings import Level, Proof, Scope
 from state.records import DeletionVectorDescriptor
 from tests.kit.catalog_managed import AUTO_COMPACT, ID_PROPERTY, ManagedTable
 from tests.kit.daemons import Daemon, set_constants, write_config
@@ -232,6 +243,62 @@ def test_upgrade_and_downgrade(writer: Writer, told_of: Callable[..., Told], tmp
     table.sql("DELETE FROM {t} WHERE id > 20", published_max=10)
     assert (table.latest, len(table.named)) == (11, 1)
     told.check(11, published=10)
+
+
+def test_spark_reads_what_is_ratified(spark: SparkSession, writer: Writer, unity: UnityServer, tmp_path: Path) -> None:
+    """Delta on Spark, which refuses such a table by path, reads the state of each version, and `verify` its rows.
+
+    Costs 25 s.
+    """
+    table = ManagedTable(writer, tmp_path / "t")
+    table.create(COLUMNS, WITH_VECTORS, "'delta.checkpointInterval' = '2'")
+    table.sql(inserted(0, 40, 2), "DELETE FROM {t} WHERE id % 5 = 0", published_max=2)
+    table.sql(
+        inserted(40, 60), "DELETE FROM {t} WHERE id % 5 = 1", "UPDATE {t} SET name = 'u' WHERE id = 42", published_max=2
+    )
+    record = UnityTable(table.table_id, table.folder.as_uri())
+    unity.tables["main", "sales", "orders"] = record
+    table.tell(record)
+    stray = table.folder / "_delta_log" / "_staged_commits" / f"{6:020d}.00000000-0000-4000-8000-000000000000.json"
+    stray.write_text(STRAY)
+    write_config(
+        tmp_path / "config.yaml",
+        sources={"prod": {"type": "unity", "uri": unity.url, "token": unity.token}},
+        tables=[{"source": "prod:main.sales.orders", "target": "lake.orders", "engine": "spark", "format_version": 3}],
+    )
+    settings, troubles = with_found_tables(load_settings(tmp_path / "config.yaml"))
+    assert not troubles
+    for version in range(table.latest + 1):
+        assert_states_agree(settings, spark, version)
+    ((_, synced),) = sync_tables(settings, settings.tables, lambda _: Silent(), full=False)
+    assert synced.result and synced.result.to_version == table.latest == 5
+    ((_, proof),) = verify_tables(settings, settings.tables, lambda _: Silent(), Scope(Level.ROWS))
+    assert isinstance(proof, Proof) and proof.is_right and proof.version == 5, proof
+    ((_, diagnosis),) = examine_tables(settings, settings.tables)
+    assert isinstance(diagnosis, Diagnosis) and diagnosis.is_followed, diagnosis
+    with closing(load_catalog("local", **sql_catalog(tmp_path))) as catalog:
+        iceberg = catalog.load_table("lake.orders")
+    assert_readers_agree(iceberg, spark, rows_of(table.rows(), iceberg.schema().fields))
+
+
+class Silent:
+    def advanced(self, done: int, total: int, what: str) -> None:
+        """Nobody is shown the progress."""
+
+
+def assert_states_agree(settings: Settings, spark: SparkSession, version: int) -> None:
+    """Delta's reading is the product's own."""
+    with open_parts(settings) as parts:
+        log = parts.context(settings.tables[0]).log
+        replayed, state = replay(log, load_log_segment(log, version)), read_table_state(spark, log, version)
+    assert replayed
+    for name in ("version", "timestamp_ms", "protocol", "metadata", "files", "recent_commits"):
+        assert getattr(replayed, name) == getattr(state, name), name
+    for with_dv_only in (False, True):
+        ours, deltas = (
+            sorted(each.read_adds(with_dv_only=with_dv_only), key=attrgetter("path")) for each in (replayed, state)
+        )
+        assert ours == deltas
 
 
 @pytest.mark.parametrize("has_delta_api", [True, False])

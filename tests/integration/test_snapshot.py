@@ -107,8 +107,8 @@ class Written:
     def assert_as_delta(self, version: int | None = None) -> LogSegment:
         """The state at `version`, or the newest, is the same; the files that it was replayed from."""
         date_commits(self.source)
-        segment = load_log_segment(FileIOStorage(), self.log, version)
-        replayed = replay(FileIOStorage(), self.log, segment)
+        segment = load_log_segment(self.log, version)
+        replayed = replay(self.log, segment)
         assert replayed
         assert told_of(replayed) == self.writer.do(read_state, self.source, version)
         files = self.writer.do(read_files, self.source, version)
@@ -246,7 +246,7 @@ def test_a_log_that_only_delta_can_read(spark: SparkSession, tmp_path: Path) -> 
     pipeline, log = SparkPipeline(SparkSettings()), log_of(table.folder)
     alone, helped = Runner(pipeline, "local"), Runner(pipeline, "auto")
     with pytest.raises(CorruptInput, match="the checkpoint cannot be read"):
-        alone.open_state(log, FileIOStorage()).__enter__()
-    with helped.open_state(log, FileIOStorage()) as state:
+        alone.open_state(log).__enter__()
+    with helped.open_state(log) as state:
         dvs = [add.deletion_vector for add in state.read_adds() if add.deletion_vector]
         assert (state.version, sum(dv.cardinality for dv in dvs)) == (newest, 2)

@@ -145,10 +145,10 @@ def test_every_spelling_is_judged_by_delta(spark: SparkSession, tmp_path: Path) 
     table.version = -1
     table.create()
     commit_all(table, shown_histories, checkpoint=lambda: delta_log(spark, table.folder).checkpoint())
-    segment = load_log_segment(FileIOStorage(), log)
+    segment = load_log_segment(log)
     assert segment.checkpoint
     assert segment.commits
-    for read in (replay(FileIOStorage(), log, segment), read_table_state(spark, log)):
+    for read in (replay(log, segment), read_table_state(spark, log)):
         assert read
         assert {add.logical_file for add in read.read_adds()} == all_shown
 

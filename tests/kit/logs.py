@@ -262,10 +262,10 @@ class HandmadeLog:
             self.name(version).unlink()
 
     def segment(self, version: int | None = None) -> LogSegment:
-        return load_log_segment(self.storage, self.log, version)
+        return load_log_segment(self.log, version)
 
     def state(self, version: int | None = None) -> ReplayedState:
-        state = replay(self.storage, self.log, self.segment(version))
+        state = replay(self.log, self.segment(version))
         assert state, "nothing is bounded"
         return state
 

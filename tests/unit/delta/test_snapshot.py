@@ -445,14 +445,14 @@ def test_a_replay_ends_at_its_bounds(log: HandmadeLog, monkeypatch: pytest.Monke
     log.create()
     first, second = log.checkpoint([*START, *(add(f"f{number}") for number in range(6))], kind="multi-part")
     log.commit(remove("f0"), add("g"))
-    files = replay(log.storage, log.log, log.segment(), files_max=6)
+    files = replay(log.log, log.segment(), files_max=6)
     assert files and files.files == 6
     log.storage.asked.clear()
-    assert replay(log.storage, log.log, log.segment(), files_max=2) is None
+    assert replay(log.log, log.segment(), files_max=2) is None
     assert ("open", first.name) in log.storage.asked
     assert ("open", second.name) not in log.storage.asked
     monkeypatch.setattr(snapshot, "ROWS_BYTES_MAX", 10)
-    assert replay(log.storage, log.log, log.segment(), files_max=100) is None
+    assert replay(log.log, log.segment(), files_max=100) is None
 
 
 def test_a_listing_during_log_cleanup(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch) -> None:

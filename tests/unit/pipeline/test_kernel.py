@@ -22,6 +22,7 @@ from daemon.iceberg.position_deletes import PositionDeleteFile
 from daemon.iceberg.puffin import PuffinFile
 from daemon.pipeline import kernel
 from daemon.pipeline.kernel import translate
+from daemon.store.storage import FileIOStorage
 from daemon.translate.delete_files import DeleteFileResult, DeleteFileTask, DvChange
 from state import DeletionVectorDescriptor
 from tests.kit.examples import examples
@@ -63,7 +64,7 @@ class Lake:
         return f"file://{self.root}/out/{output}{'' if output.endswith('.puffin') else '.parquet'}"
 
     def translate(self) -> list[DeleteFileResult]:
-        results = list(translate(self.tasks, table_location=f"file://{self.root}", storage_properties={}))
+        results = list(translate(self.tasks, table_location=f"file://{self.root}", storage=FileIOStorage()))
         for task, result in zip(self.tasks, results, strict=True):
             assert result.file is None or result.file.path == task.output_path
         return results
@@ -199,7 +200,7 @@ def test_large_dvs_are_read_alone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -
 def test_function_and_errors_pickle(lake: Lake) -> None:
     """The kernel goes to Spark's workers, and its errors come back, with nothing lost."""
     lake.add("x", "a", None, {1})
-    function = pickle.loads(pickle.dumps(partial(translate, table_location="file:///t", storage_properties={})))
+    function = pickle.loads(pickle.dumps(partial(translate, table_location="file:///t", storage=FileIOStorage())))
     (found,) = pickle.loads(pickle.dumps(list(function(lake.tasks))))
     assert found.file.data_files == (("a", 1),)
     lake.alter(cardinality=9)
@@ -273,7 +274,7 @@ def test_abandoned_run_removes_the_file_in_work(lake: Lake, monkeypatch: pytest.
     monkeypatch.setattr(kernel, "RESULTS_MAX", 1)
     lake.add("x", "a", None, {1})
     lake.add("y", "a", None, {1})
-    run = translate(lake.tasks, table_location="file:///t", storage_properties={})
+    run = translate(lake.tasks, table_location="file:///t", storage=FileIOStorage())
     first = next(iter(run)).file
     assert first and first.path == lake.output_path("x")
     assert lake.written() == ["x.parquet", "y.parquet"]

@@ -10,7 +10,6 @@ from daemon.config.settings import SparkSettings
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
-from daemon.store.storage import FileIOStorage
 from tests.kit.logs import METADATA, PROTOCOL, HandmadeLog, add, remove
 
 
@@ -31,7 +30,7 @@ def without_spark(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def files(log: HandmadeLog, engine: str = "auto") -> int:
     runner = Runner(SparkPipeline(SparkSettings()), engine)
-    with runner.open_state(log.log, FileIOStorage()) as state:
+    with runner.open_state(log.log) as state:
         return state.files
 
 
