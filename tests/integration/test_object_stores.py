@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,7 @@ from tests.kit.handmade import Bench
 from tests.kit.readers import assert_readers_agree, read_delta
 from tests.kit.servers import ObjectStore, wait_until
 from tests.kit.spark_session import conf
+from tests.kit.unity import UnityServer, UnityTable, unity_server
 
 DAY_S = 86_400.0
 DV_TABLE = "TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
@@ -231,14 +233,23 @@ def test_a_store_that_goes_away_midway(s3_spark, store, tmp_path, monkeypatch):
     lake.check("after the store was back")
 
 
-def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_path):
+@pytest.fixture
+def unity() -> Iterator[UnityServer]:
+    with unity_server() as server:
+        yield server
+
+
+def test_credentials_from_a_file_the_environment_and_a_catalog(s3_spark, store, unity, tmp_path):
     """First syncs on a Spark of the daemon's own: a catalog's key comes from a file, where there is none the default
-    chain is asked, by both sides. No secret is on a command line, or in a line of the log at debug.
+    chain is asked, by both sides; Unity Catalog gives one for its table. No secret is on a command line, or in a line
+    of the log at debug.
     """
     key, secret = store.new_user("of-file", "lake", "warehouse")
     chain_key, chain_secret = store.new_user("of-environment", "chain")
-    store.client("s3").create_bucket(Bucket="chain")
-    places = {"own": "lake/daemon/a b+c%20", "chain": "chain/t"}
+    vended_key, vended_secret = store.new_user("of-unity", "vended")
+    for bucket in ("chain", "vended"):
+        store.client("s3").create_bucket(Bucket=bucket)
+    places = {"own": "lake/daemon/a b+c%20", "chain": "chain/t", "vended": "vended/t"}
     for place in places.values():
         for statement in (CREATE, f"INSERT INTO {{t}} {ROWS}", "DELETE FROM {t} WHERE id % 10 = 3"):
             s3_spark.sql(statement.replace("{t}", f"delta.`s3a://{place}`"))
@@ -256,11 +267,20 @@ def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_p
         "health": {"port": 0},
         "defaults": {"engine": "spark"},
         "spark": {"master": "local[1]", "conf": {**conf(), "spark.driver.memory": "1g"}},
+        "sources": {"unity": {"type": "unity", "uri": unity.url, "token": unity.token}},
         "tables": [
             {"source": f"s3://{places['own']}", "target": "sales.own", "catalog": "own"},
             {"source": f"s3a://{places['chain']}", "target": "sales.chain", "catalog": "chain"},
+            {"source": "unity:main.sales.vended", "target": "sales.vended", "catalog": "chain"},
         ],
     }
+    vended = {"s3.access-key-id": vended_key, "s3.secret-access-key": vended_secret}
+    unity.tables["main", "sales", "vended"] = UnityTable(
+        "id",
+        f"s3://{places['vended']}",
+        table_type="EXTERNAL",
+        credentials=[{"prefix": "s3://vended/", "config": vended}],
+    )
     (tmp_path / "config.yaml").write_text(json.dumps(configuration))
     environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     environment |= {"AWS_ACCESS_KEY_ID": chain_key, "AWS_SECRET_ACCESS_KEY": chain_secret}
@@ -276,21 +296,21 @@ def test_credentials_from_a_file_and_from_the_environment(s3_spark, store, tmp_p
         for child in psutil.Process(daemon.pid).children(recursive=True):
             with suppress(psutil.Error):
                 lines.add(" ".join(child.cmdline()))
-        return output.read_text().count('"sync.advanced"') == 2
+        return output.read_text().count('"sync.advanced"') == 3
 
     try:
-        wait_until(are_synced, "two first syncs", 120)
+        wait_until(are_synced, "three first syncs", 120)
     finally:
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(30)
     assert [line for line in lines if "org.apache.spark" in line], "its Spark was not seen"
     for name, place in places.items():
         found = {**catalog, "uri": f"sqlite:///{tmp_path}/catalog.db", **store.properties}
-        with closing(load_catalog(name, **found)) as opened:
+        with closing(load_catalog("own" if name == "own" else "chain", **found)) as opened:
             table = opened.load_table(f"sales.{name}")
             assert_readers_agree(table, None, read_delta(s3_spark, f"s3a://{place}", table), place)
     text = output.read_text()
     assert "pipeline.said" in text, "Spark's own lines are in the log at debug level"
-    for each in (secret, chain_secret):
+    for each in (secret, chain_secret, vended_secret):
         assert not [line for line in lines if each in line]
         assert each not in text
