@@ -7,9 +7,10 @@ each in a new process, as after a start of dvsync.
 
 The data files are hard links of a few small ones: ten columns with statistics, partitioned by a date-like text, some of
 them with deletion vectors. The log is JSON commits of 5,000 adds each, or with `--checkpoint` a classic checkpoint that
-Delta wrote before the clock starts. `Python` is the process of dvsync itself, `children` the JVM and Spark's Python
-workers; of both the peak of samples. CPU seconds are those of all of them: divided by the cores they are the least
-time that the sync can take, whatever else the machine does.
+Delta wrote before the clock starts. With `--managed`, a catalog manages the table, and its last commits are staged;
+the catalog's own answer takes no time here. `Python` is the process of dvsync itself, `children` the JVM and Spark's
+Python workers; of both the peak of samples. CPU seconds are those of all of them: divided by the cores they are the
+least time that the sync can take, whatever else the machine does.
 """
 
 from __future__ import annotations
@@ -31,17 +32,23 @@ from benchmarks.memory import Memory
 from benchmarks.report import conditions, parser, print_report
 from benchmarks.stopwatch import REST, Steps, Stopwatch
 from daemon.config.settings import SparkSettings
+from daemon.delta.log import DeltaLog
 from daemon.iceberg.target import Target
 from daemon.pipeline import runner
 from daemon.pipeline.runner import Runner
+from daemon.sources.credentials import Credentials
+from daemon.sources.ratified import STAGED_FOLDER, Ratified, RatifiedStorage, StagedCommit
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import SparkState
 from daemon.sync import transaction
+from daemon.sync.follower import Follower
 from daemon.translate.planner import Planner
+from state import SourceEntry
 from state.sql.store import StateStore
-from tests.kit.handmade import Bench
+from tests.kit.handmade import Bench, new_uuid
 
 TARGET_S = 60
+STAGED = 3
 
 STEPS: Steps = {
     "state read": [(runner, ("read_table_state",))],
@@ -63,6 +70,20 @@ class Expected:
     data_files: int
     with_dv: int
     live_rows: int
+    ratified: Ratified | None
+
+    def open(self, folder: Path) -> Bench:
+        bench = Bench(folder, self.location, engine="auto")
+        if ratified := self.ratified:
+            clock, credentials = bench.clock, Credentials(lambda: [], self.location, {}, bench.clock)
+            storage = RatifiedStorage(
+                credentials, bench.context.log.folder, clock, lambda: ratified, source="main.sales.orders"
+            )
+            entry = SourceEntry("unity", "main", "sales", "orders", "id", self.location, is_managed=True)
+            settings = bench.settings.for_entry(entry)
+            log = DeltaLog(storage, self.location, clock)
+            bench.follower = Follower(replace(bench.context, settings=settings, log=log))
+        return bench
 
 
 @dataclass(frozen=True)
@@ -99,21 +120,36 @@ def write_checkpoint(spark: Any, table: LargeTable) -> None:
     log.checkpoint()
 
 
-def measure(folder: Path, *, data_files: int, with_dv: int, checkpoint: bool, again: bool) -> list[Result]:
+def stage(table: LargeTable) -> Ratified:
+    """Move the last commits, which are then known by the catalog alone."""
+    staged, newest = {}, table.delta.version
+    folder = table.delta.folder / "_delta_log" / STAGED_FOLDER
+    folder.mkdir()
+    for version in range(newest - STAGED + 1, newest + 1):
+        path = table.delta.commit_path(version).rename(folder / f"{version:020d}.{new_uuid()}.json")
+        stat = path.stat()
+        staged[version] = StagedCommit(path.name, stat.st_size, stat.st_mtime_ns // 1_000_000)
+    return Ratified(newest, staged)
+
+
+def measure(
+    folder: Path, *, data_files: int, with_dv: int, checkpoint: bool, again: bool, managed: bool
+) -> list[Result]:
     with TemporaryDirectory(dir=folder) as name:
         start_s = time.perf_counter()
-        table = make_large_table(Path(name) / "lake", files=data_files, with_dv=with_dv)
+        table = make_large_table(Path(name) / "lake", files=data_files, with_dv=with_dv, managed=managed)
         make_table_s = time.perf_counter() - start_s
         if checkpoint:
             pipeline = SparkPipeline(SparkSettings())
             with pipeline.session() as spark:
                 write_checkpoint(spark, table)
             pipeline.close()
+        ratified = stage(table) if managed else None
         pipeline = SparkPipeline(SparkSettings())
         start_s = time.perf_counter()
         with pipeline.session():
             session_s = time.perf_counter() - start_s
-            expected = Expected(table.delta.location, data_files, with_dv, table.live_rows(data_files))
+            expected = Expected(table.delta.location, data_files, with_dv, table.live_rows(data_files), ratified)
             results = [measure_sync(Path(name) / kind, expected, kind) for kind in ("cold", "warm")]
         pipeline.close()
         if again:
@@ -137,7 +173,7 @@ def measure_alone(folder: Path, expected: Expected, kind: str) -> Result:
 def measure_sync(folder: Path, expected: Expected, kind: str) -> Result:
     """One sync in the session that is up already."""
     stopwatch, memory = Stopwatch(), Memory()
-    bench = Bench(folder, expected.location, engine="auto")
+    bench = expected.open(folder)
     before = psutil.Process().memory_info().rss
     with memory.watched(), stopwatch.wrapped(STEPS):
         stopwatch.restart()
@@ -183,6 +219,7 @@ def main() -> None:
     options.add_argument("--with-dv", type=int, default=1_000)
     options.add_argument("--checkpoint", action="store_true", help="let Delta write a checkpoint first")
     options.add_argument("--again", action="store_true", help="then rebuild the state database, and resync")
+    options.add_argument("--managed", action="store_true", help="a catalog manages the table")
     arguments = options.parse_args()
     before = conditions(arguments.folder)
     results = measure(
@@ -191,6 +228,7 @@ def main() -> None:
         with_dv=arguments.with_dv,
         checkpoint=arguments.checkpoint,
         again=arguments.again,
+        managed=arguments.managed,
     )
     report = {"results": [asdict(result) for result in results], "target_s": TARGET_S}
     print_report(arguments, before, report, table_lines(results))

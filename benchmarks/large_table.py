@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import Table
 
-from tests.kit.handmade import HandmadeTable
+from tests.kit.handmade import FEATURES, HandmadeTable
 
 COLUMNS = (
     ("id", "long"),
@@ -29,6 +29,7 @@ COLUMNS = (
     ("shipped", "date"),
     ("created", "timestamp"),
 )
+MANAGED = ("catalogManaged", "vacuumProtocolCheck")
 ROWS = 100
 FILES_PER_DAY = 1000
 # ext4 allows 65,000 names for one file.
@@ -148,11 +149,18 @@ STATS = json.dumps(
 )
 
 
-def make_large_table(folder: Path, *, files: int, with_dv: int = 0) -> LargeTable:
-    """A table of `files` data files; `with_dv` of them, spread evenly, have ten deleted rows each."""
+def make_large_table(folder: Path, *, files: int, with_dv: int = 0, managed: bool = False) -> LargeTable:
+    """A table of `files` data files; `with_dv` of them, spread evenly, have ten deleted rows each.
+
+    If it is `managed`, a catalog may ratify its commits.
+    """
     delta = HandmadeTable(folder, partitioned=True)
+    protocol = delta.protocol((*FEATURES, *MANAGED) if managed else FEATURES)
+    if managed:
+        protocol["writerFeatures"] = [*protocol["writerFeatures"], "inCommitTimestamp"]
+        delta.commit_info["inCommitTimestamp"] = 1
     (folder / "_delta_log").mkdir(parents=True)
-    delta.commit([{"protocol": delta.protocol()}, {"metaData": delta.metadata(COLUMNS)}], operation="CREATE TABLE")
+    delta.commit([{"protocol": protocol}, {"metaData": delta.metadata(COLUMNS)}], operation="CREATE TABLE")
     table = LargeTable(delta, [], 0)
     for number in range(files):
         day = date(2026, 1, 1) + timedelta(days=number // FILES_PER_DAY)

@@ -54,6 +54,7 @@ class MetadataCheck:
     table: Table
     snapshot: Snapshot
     schema: TableSchema
+    source: FileIOStorage  # of the data files
     storage: FileIOStorage
     inspector: Inspector | None
     findings: Findings
@@ -177,7 +178,7 @@ class MetadataCheck:
         if (partition := encode_partition(data_file.partition)) != expected:
             yield Fault.PARTITION, f"{partition} in Iceberg, {expected} in Delta", None
         try:
-            footer = read_footer(self.storage, add.path, add.size)
+            footer = read_footer(self.source, add.path, add.size)
         except (CorruptInput, ObjectMissing) as error:
             yield Fault.FILE_DAMAGED, error.message, None
             return

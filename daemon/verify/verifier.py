@@ -96,8 +96,8 @@ class Verifier:
             if mapping is None:
                 detail = f"someone else changed the property {NAME_MAPPING}"
                 findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
-            inspector = Inspector(storage, replace(schema, name_mapping=mapping or schema.name_mapping))
-        metadata = MetadataCheck(table, snapshot, schema, storage, inspector, findings, stop)
+            inspector = Inspector(context.storage, replace(schema, name_mapping=mapping or schema.name_mapping))
+        metadata = MetadataCheck(table, snapshot, schema, context.storage, storage, inspector, findings, stop)
         live = None
         if level is not Level.METADATA:
             with context.step(Level.BITMAPS):

@@ -92,6 +92,7 @@ class HandmadeTable:
     deleted: dict[str, set[int]] = field(default_factory=dict)
     # `pathOrInlineDv` of a descriptor -> the file that it leads to.
     dv_files: dict[str, Path] = field(default_factory=dict)
+    commit_info: dict[str, Any] = field(default_factory=dict)  # more of it
     _taken: set[Path] = field(default_factory=set)
 
     @property
@@ -132,7 +133,7 @@ class HandmadeTable:
     def commit(self, actions: Sequence[Mapping[str, Any]], *, operation: str = "WRITE") -> int:
         """Write the next commit file, whole or not at all, as a real writer does."""
         self.version += 1
-        lines = [{"commitInfo": {"operation": operation, "timestamp": 0}}, *actions]
+        lines = [{"commitInfo": {"operation": operation, "timestamp": 0, **self.commit_info}}, *actions]
         staged = self.folder / "_delta_log" / f".{new_uuid()}.tmp"
         staged.write_text("".join(json.dumps(line) + "\n" for line in lines))
         staged.rename(self.commit_path(self.version))
