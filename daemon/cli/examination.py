@@ -159,7 +159,7 @@ def show(
     from daemon.status.snapshots import show_table  # noqa: PLC0415
 
     with _opened_table(context, table) as (opened, iceberg):
-        shown = show_table(opened.settings.name, iceberg)
+        shown = show_table(opened.settings, iceberg)
     say_found(shown, table_lines(shown), as_json=as_json)
 
 

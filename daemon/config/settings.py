@@ -202,6 +202,11 @@ class TableSettings(DefaultsSettings):
         return self._entry
 
     @property
+    def shown_source(self) -> str:
+        """What people call the Delta table: its name in a catalog, or where it is."""
+        return self.entry.full_name if self.entry else self.source
+
+    @property
     def is_managed(self) -> bool:
         """Whether a catalog says what is committed to the Delta table."""
         return self.entry is not None and self.entry.is_managed
