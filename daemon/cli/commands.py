@@ -304,7 +304,7 @@ def check(
         if refused := list(refused_tables(settings)):
             raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
     signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
-    patterns = sum(table.is_pattern for table in settings.tables)
+    patterns = sum("*" in table.source for table in settings.tables)
     typer.echo(
         f"{config_path(context)}: the configuration is valid\n"
         f"state: {masked(settings.state.url)}\n"

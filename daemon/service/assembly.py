@@ -77,8 +77,7 @@ def make_context(
             version_hint=table.version_hint,
         ),
         store=store,
-        # Delta on Spark does not read a managed table by its path.
-        runner=Runner(shared.spark, "local" if table.is_managed else table.engine),
+        runner=Runner(shared.spark, table.engine),
         storage=storage,
         properties=properties,
         clock=clock,

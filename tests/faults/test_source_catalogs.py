@@ -116,6 +116,7 @@ def test_a_poll_is_one_request(
     followed = follow()
     followed.write()
     table.stage(3)
+    assert "prod:main.sales.orders at version 1: can be followed" in command(followed.daemon.config, "doctor").stdout
     assert command(followed.daemon.config, "sync").returncode == 0
     assert followed.rows() == table.live_rows()
     poll = "/delta/v1/catalogs/main/schemas/sales/tables/orders" if has_delta_api else "/delta/preview/commits"
@@ -171,6 +172,8 @@ def test_a_catalog_that_refuses_for_a_while(
     error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
     assert (error["kind"], daemon.tables()[ORDERS]["state"]) == (kind, "retrying")
     assert says in error["message"]
+    # Long before the lag budget ends.
+    until(lambda: "prod:main.sales.orders: the catalog prod " in daemon.reasons(), "it says which source")
     assert "catalog-token" not in json.dumps(daemon.lines)
     assert len(followed.rows()) == 2
     unity.answer = None
@@ -370,7 +373,7 @@ def test_a_start_while_the_catalog_is_away(
     daemon.kill()
     unity.answer = lambda request: Answer(503, {})
     dropped = command(daemon.config, "forget", "--all", "--drop")
-    assert "nothing to do" in dropped.stdout, dropped
+    assert "nothing to forget" in dropped.stdout, dropped
     followed.daemon = Daemon(daemon.config)
     daemon = followed.start()
     until(lambda: daemon.tables().get(ORDERS, {}).get("state") == "retrying", "the catalog is away")
