@@ -219,8 +219,10 @@ def init(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH|PATTERN",
-            help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs.",
+            metavar="PLACE",
+            help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs. Or names in a"
+            " catalog, such as 'prod:main.sales.*'; then DVSYNC_SOURCES__PROD__TYPE, …__URI and …__TOKEN say what"
+            " `prod` is.",
         ),
     ],
     config: ConfigPath = None,
