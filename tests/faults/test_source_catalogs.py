@@ -308,6 +308,8 @@ def test_credentials_of_the_catalog(
     followed.storage = {key: value for key, value in store.properties.items() if "key" not in key}
     former = give("first")
     stage(100)
+    followed.write()
+    assert "followed  data files: 1 of 1, 2 rows" in command(followed.daemon.config, "doctor").stdout
     daemon = followed.start()
     daemon.synced_to(ORDERS, 1)
     current = give("second", lasts_s=3)
