@@ -324,6 +324,11 @@ class SourceEntry(msgspec.Struct, frozen=True):
     location: str
     is_managed: bool
 
+    @property
+    def full_name(self) -> str:
+        """As `source` in the configuration has it: `prod:main.sales.orders`. A metastore has no catalogs."""
+        return f"{self.source}:{'.'.join(filter(None, (self.catalog, self.schema, self.table)))}"
+
 
 class TableRecord(msgspec.Struct, frozen=True):
     """A table's cursor and condition. `synced_version` is None until the first sync is recorded.

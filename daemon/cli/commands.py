@@ -219,8 +219,10 @@ def init(
     places: Annotated[
         list[str],
         typer.Argument(
-            metavar="PATH|PATTERN",
-            help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs.",
+            metavar="PLACE",
+            help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs. Or names in a"
+            " catalog, such as 'prod:main.sales.*'; then DVSYNC_SOURCES__PROD__TYPE, …__URI and …__TOKEN say what"
+            " `prod` is.",
         ),
     ],
     config: ConfigPath = None,
@@ -304,7 +306,7 @@ def check(
         if refused := list(refused_tables(settings)):
             raise ConfigInvalid("\n".join(refused), hint="dvsync parks these tables, and follows the others.")
     signals = [f"{signal} by {variable}" for signal, variable in switched_on().items()]
-    patterns = sum(table.is_pattern for table in settings.tables)
+    patterns = sum("*" in table.source for table in settings.tables)
     typer.echo(
         f"{config_path(context)}: the configuration is valid\n"
         f"state: {masked(settings.state.url)}\n"

@@ -19,9 +19,10 @@ from daemon.errors import ConfigInvalid, SyncError, TargetUnreadable
 from daemon.iceberg.catalogs import catalog_away
 from daemon.iceberg.marker import shown_by
 from daemon.service.assembly import Parts, open_parts
+from daemon.sources.finder import open_catalog
 from daemon.spark.jars import check_jars, check_pipeline
 from daemon.sync.memory import as_sync_error
-from daemon.texts import counted
+from daemon.texts import counted, some_of
 from daemon.translate.existing_table import check_format_version
 
 # At most so many tables of a catalog are read to find out whether dvsync made them.
@@ -36,17 +37,24 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
     """Try whatever the settings lead to. Writes nothing but a missing state database. Raises StateStoreAway."""
     with open_parts(settings) as parts:
         yield _attempt("state database", partial(_try_state, parts))
-        found, troubles = with_found_tables(settings)
-        targets = {table.target.lower() for table in found.tables}
+        expanded, found = with_found_tables(settings)
+        targets = {table.target.lower() for table in expanded.tables}
         targets |= {record.target.lower() for record in parts.store.list_tables()}
         for name in settings.catalogs:
             yield _attempt(f"catalog {name}", partial(_try_catalog, parts, name, targets))
-        listed = [table for table in settings.tables if not table.is_pattern]
-        for table in listed:
-            yield _attempt(f"table {table.name}", partial(_try_source, parts, table))
-        if len(listed) < len(settings.tables):
-            yield "patterns", f"{len(found.tables) - len(listed)} tables found"
-        yield from troubles.items()
+        told = set()
+        for name in settings.sources:
+            what, outcome = _attempt(f"source {name}", partial(_try_source_catalog, expanded, name))
+            told.add(str(outcome))
+            yield what, outcome
+        by_name = [table for table in expanded.tables if "*" not in found.patterns.get(table.source, "")]
+        for table in by_name:
+            what, outcome = _attempt(f"table {table.name}", partial(_try_source, parts, table))
+            if str(outcome) not in told:
+                yield what, outcome
+        if any("*" in table.source for table in settings.tables):
+            yield "patterns", f"{counted(len(expanded.tables) - len(by_name), 'table')} found"
+        yield from ((some_of(about), error) for about, error in found.joined_troubles() if str(error) not in told)
         for number, hook in enumerate(settings.hooks):
             if hook.command:
                 yield _attempt(f"hooks[{number}].command", partial(_try_program, hook.command[0]))
@@ -108,6 +116,12 @@ def _find_strays(
                     yield identifier
 
 
+def _try_source_catalog(settings: Settings, name: str) -> str:
+    open_catalog(settings, name).check()
+    tables = sum(table.entry is not None and table.entry.source == name for table in settings.tables)
+    return f"answers; {counted(tables, 'table')} found"
+
+
 def _try_source(parts: Parts, table: TableSettings) -> str:
     context = parts.context(table)
     is_there, record = context.log.is_there(), context.find_record()
@@ -122,7 +136,7 @@ def _try_source(parts: Parts, table: TableSettings) -> str:
                 f"after `dvsync resync {table.name}`, without the wait.",
             )
         check_format_version(table, shown)
-    return f"{table.source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
+    return f"{table.shown_source} {'is a Delta table' if is_there else 'is not there yet; dvsync waits for it'}"
 
 
 def _try_program(name: str) -> str:

@@ -57,6 +57,7 @@ def choice_lines(choice: Choice) -> Iterator[str]:
 
 def table_lines(shown: ShownTable) -> Iterator[str]:
     yield f"{shown.name}: {shown.target} in the catalog {shown.catalog}, Iceberg format version {shown.format_version}"
+    yield f"  source    {f'{shown.source_table}, at ' if shown.source_table else ''}{shown.source}"
     yield f"  metadata  {shown.metadata_location}"
     snapshot = shown.snapshot
     yield f"  snapshot  {f'{snapshot.snapshot_id}, committed {snapshot.committed_at}' if snapshot else 'none'}"

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING, Annotated
@@ -22,7 +23,6 @@ from daemon.cli.invocation import (
     say,
     say_found,
 )
-from daemon.config.settings import TableSettings
 from daemon.errors import ConfigInvalid, SyncError
 
 if TYPE_CHECKING:
@@ -38,8 +38,8 @@ def doctor(
         list[str] | None,
         typer.Argument(
             metavar="TABLE|PLACE",
-            help="Tables of the configuration, or paths or URIs of Delta tables or of folders above them; with `*`, all"
-            " that match. Default: all tables of the configuration.",
+            help="Tables of the configuration, or paths or URIs of Delta tables or of folders above them, or names in a"
+            " catalog of `sources`; with `*`, all that match. Default: all tables of the configuration.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings and the summary as JSON.")] = False,
@@ -57,25 +57,25 @@ def doctor(
 
     examined: list[tuple[str, Diagnosis | SyncError]] = []
     with reported_errors():
-        settings, troubles = with_found_tables(load(context, optional=True, quiet=True))
-        left_out = {} if tables else troubles
-        chosen: Sequence[TableSettings] = ()
-        if settings.tables or not left_out:
-            chosen, unread = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
-            left_out = {**left_out, **unread}
-        each_table = ((table.source, found) for table, found in examine_tables(settings, chosen))
-        for source, found in chain(left_out.items(), each_table):
-            examined.append((source, found))
-            if len(chosen) + len(left_out) > 1:
-                lines = lines_on(source, found, Verdict.REFUSED)
-            elif isinstance(found, SyncError):
-                raise found
+        settings, found = with_found_tables(load(context, optional=True, quiet=True))
+        chosen = replace(found, tables=list(settings.tables))
+        if tables or not (chosen.tables or chosen.troubles or chosen.passed_over):
+            chosen = tables_to_examine(settings, tables or (), lambda line: typer.echo(line, err=True))
+        # A table whose catalog cannot be asked has its line already.
+        followed = [table for table in chosen.tables if table.shown_source not in chosen.troubles]
+        each_table = ((table.shown_source, each) for table, each in examine_tables(settings, followed))
+        for source, each in chain(chosen.troubles.items(), each_table):
+            examined.append((source, each))
+            if len(followed) + len(chosen.troubles) > 1:
+                lines = lines_on(source, each, Verdict.REFUSED)
+            elif isinstance(each, SyncError):
+                raise each
             else:
-                lines = as_lines(found)
+                lines = as_lines(each)
             if not as_json:
                 say("\n".join(lines))
-    lake = summarize(examined)
-    if as_json or len(examined) != 1:
+    lake = summarize(examined, chosen.passed_over)
+    if as_json or len(examined) != 1 or chosen.passed_over:
         say_found(lake, summary_lines(lake), as_json=as_json)
     raise typer.Exit(0 if lake.is_followed else 1)
 
@@ -159,7 +159,7 @@ def show(
     from daemon.status.snapshots import show_table  # noqa: PLC0415
 
     with _opened_table(context, table) as (opened, iceberg):
-        shown = show_table(opened.settings.name, iceberg)
+        shown = show_table(opened.settings, iceberg)
     say_found(shown, table_lines(shown), as_json=as_json)
 
 

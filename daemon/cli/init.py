@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import yaml
 
@@ -17,12 +18,12 @@ from daemon.cli.operations import examine_tables
 from daemon.cli.survey import Item, survey
 from daemon.cli.tables import tables_in_two_places
 from daemon.clock import SystemClock
-from daemon.config.load import load_settings
-from daemon.config.settings import Settings
+from daemon.config.load import load_settings, read_source
+from daemon.config.settings import Settings, SourceName
 from daemon.config.share import ALL
 from daemon.config.value_types import ENV_PREFIX
 from daemon.doctor.diagnosis import Verdict
-from daemon.doctor.lake import lines_on
+from daemon.doctor.lake import lines_on, passed_over_lines
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.masking import hide
 from daemon.service.discovery import Found, discover
@@ -61,9 +62,14 @@ catalogs:
 defaults:
   catalog: local
   poll_interval: 10s                  # how often dvsync checks a table for its next commit: one request to the store
-
-# The Delta tables (source: a path or URI) and their Iceberg tables (target: namespace and name). A source that contains
-# `*` is a pattern: it stands for every Delta table that matches it, also for new ones.
+"""
+SOURCES = """
+# The catalogs in which Delta tables are found by name; docs/sources.md has all properties.
+sources:
+"""
+TABLES = """
+# The Delta tables (source: a path or URI, or a name in a catalog) and their Iceberg tables (target: namespace and
+# name). A source that contains `*` is a pattern: it stands for every Delta table that matches it, also for new ones.
 """
 
 
@@ -80,12 +86,17 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
     found = discover(settings, SystemClock())
     if found.tables:
         report(f"Delta tables found: {len(found.tables)}. Examining them.")
+    for line in passed_over_lines(found.passed_over):
+        report(line)
     verdicts = _examine(settings, found, items, report)
     written = _load(path, items)
     _write_new(path, _text(items))
     for line in tables_in_two_places(written):
         report(line)
-    if names := ", ".join(sorted(name for name in os.environ if name.startswith(f"{ENV_PREFIX}STORAGE__"))):
+    variables = {name for name in os.environ if name.startswith(f"{ENV_PREFIX}STORAGE__")}
+    given = (each for properties in _sources(items).values() for each in properties.values())
+    variables |= {each["env"] for each in given if isinstance(each, dict) and "env" in each}
+    if names := ", ".join(sorted(variables)):
         report(f"These variables are not in the file, and dvsync needs them whenever it runs: {names}.")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none yet"
     option = f" --config {shlex.quote(str(path))}"
@@ -144,7 +155,17 @@ def _text(items: Iterable[Item]) -> str:
         lines.append(f"  {mark}- source: {_scalar(item.source if '://' in local else local)}")
         lines.append(f"  {mark}  target: {_scalar(item.target)}")
     key = "tables:" if any(not item.is_refused for item in items) else "tables: []"
-    return "\n".join([f"{HEAD}{key}", *lines, ""])
+    head = HEAD
+    if sources := _sources(items):
+        written = yaml.safe_dump(sources, allow_unicode=True, default_flow_style=None, sort_keys=False, width=math.inf)
+        head += SOURCES + textwrap.indent(written, "  ")
+    return "\n".join([f"{head}{TABLES}{key}", *lines, ""])
+
+
+def _sources(items: Iterable[Item]) -> dict[str, dict[str, Any]]:
+    """The catalogs of the items, as variables describe them."""
+    used = {wanted.source for item in items if (wanted := SourceName.parse(item.source))}
+    return {name: read_source(name) for name in sorted(used)}
 
 
 def _scalar(text: str) -> str:

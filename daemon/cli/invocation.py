@@ -15,10 +15,10 @@ import typer
 
 from daemon.config.settings import LogSettings, Settings, TableSettings
 from daemon.config.value_types import ENV_PREFIX, duration_s
-from daemon.errors import ConfigInvalid, SyncError
+from daemon.errors import ConfigInvalid, SourceCatalogAway, SyncError
 from daemon.masking import SECRET_KEY, find_secrets, hide
 from daemon.observe.log import configure_logging
-from daemon.texts import printable
+from daemon.texts import printable, some_of
 
 # Set in a command's context when a pattern could not be listed, so that "all tables" were not all.
 PATTERN_FAILED = "dvsync.pattern_failed"
@@ -89,10 +89,13 @@ def load_both(context: typer.Context, wanted: Sequence[str] = ()) -> tuple[Setti
     from daemon.cli.tables import with_found_tables  # noqa: PLC0415
 
     configured = load(context, quiet=True)
-    settings, troubles = with_found_tables(configured)
+    settings, found = with_found_tables(configured)
     if not wanted or not {table.name for table in settings.tables}.issuperset(wanted):
-        for about, trouble in troubles.items():
-            typer.echo(printable(f"{about} is not followed: {trouble.message}\n{trouble.hint}", keep="\n"), err=True)
+        for places, trouble in found.joined_troubles():
+            what = f"{some_of(places)} {'is' if len(places) == 1 else 'are'} not followed"
+            if isinstance(trouble, SourceCatalogAway):
+                what = f"{some_of(places)} cannot be asked for now"
+            typer.echo(printable(f"{what}: {trouble.message}\n{trouble.hint}", keep="\n"), err=True)
             context.meta[PATTERN_FAILED] = True
     return configured, settings
 

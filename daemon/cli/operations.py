@@ -28,7 +28,7 @@ from daemon.maintenance.maintainer import Maintainer
 from daemon.observe import log as events
 from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import Parts, open_parts
-from daemon.service.discovery import discover, find_pattern, remember_vanished, vanished_by_pattern
+from daemon.service.discovery import Found, discover, find_pattern, remember_vanished, vanished_by_pattern
 from daemon.service.lease import hold_lease
 from daemon.service.signals import STOP_GRACE_S, StopSignals
 from daemon.sources.finder import open_storage
@@ -97,38 +97,35 @@ def sync_tables(
         parts.outbox.close(NOTICES_MAX_S)
 
 
-def tables_to_examine(
-    settings: Settings, wanted: Sequence[str], report: Callable[[str], None]
-) -> tuple[list[TableSettings], dict[str, SyncError]]:
-    """Return the configured tables that `wanted` names, all by default, and the Delta tables in its other places.
+def tables_to_examine(settings: Settings, wanted: Sequence[str], report: Callable[[str], None]) -> Found:
+    """Return the configured tables that `wanted` names, and the Delta tables in its other places.
 
-    Names may contain `*`. Places are paths or URIs of Delta tables, of folders above them, or patterns with `*`. The
-    places that have no table, or cannot be read, are returned beside them, with the errors. `report` gets a line for
-    each folder that was skipped. Raises ConfigInvalid if there is no table at all.
+    Names may contain `*`. Places are paths or URIs of Delta tables, of folders above them, names in a catalog, or
+    patterns with `*`. Those that have no table, or cannot be read, are troubles. `report` gets a line for each folder
+    that was skipped. Raises ConfigInvalid if there is nothing at all.
     """
-    if not wanted and settings.tables:
-        return list(settings.tables), {}
     named = {name: [table for table in settings.tables if fnmatchcase(table.name, name)] for name in wanted}
-    tables = [table for found in named.values() for table in found]
-    troubles: dict[str, SyncError] = {}
+    chosen = Found([table for found in named.values() for table in found])
     for place in (name for name, found in named.items() if not found):
         try:
             items = survey(settings, settings.defaults.catalog, [place], report)
         except SyncError as error:
-            troubles[place] = error
+            chosen.troubles[place] = error
             continue
         options = dict(settings.defaults)
         placed = [TableSettings(source=item.source, target=item.target).model_copy(update=options) for item in items]
         # Tables of different places may have the same name: nothing is written for them.
         found = discover(settings.model_copy(update={"tables": tuple(placed)}), SystemClock())
-        tables += [*found.tables, *found.others]
-    if not tables:
-        text = "\n".join(error.message for error in troubles.values())
+        chosen.tables += [*found.tables, *found.others]
+        chosen.passed_over |= found.passed_over
+    if not (chosen.tables or chosen.passed_over):
+        text = "\n".join(error.message for error in chosen.troubles.values())
         text = text or (f"no Delta table matches {', '.join(wanted)}" if wanted else "no table is configured")
         known = ", ".join(table.name for table in settings.tables) or "none"
         hint = f"Name Delta tables, folders above them, or patterns such as 'lake/*/'. Configured tables: {known}."
         raise ConfigInvalid(text, hint=hint)
-    return list({table.source: table for table in tables}.values()), troubles
+    chosen.tables = list({table.source: table for table in chosen.tables}.values())
+    return chosen
 
 
 def examine_tables(
@@ -139,10 +136,9 @@ def examine_tables(
     pipeline = SparkPipeline(with_stores(settings, *(table.source for table in tables)), clock, retries=False)
     with closing(pipeline) as spark:
         for table in tables:
-            properties = settings.file_properties(table.catalog)
-            log = DeltaLog(open_storage(settings, table, properties, clock), table.source, clock)
+            storage = open_storage(settings, table, settings.file_properties(table.catalog), clock)
             try:
-                yield table, diagnose(table, log, spark)
+                yield table, diagnose(table, DeltaLog(storage, table.source, clock), spark)
             except Exception as error:
                 yield table, _known(table.name, error)
 

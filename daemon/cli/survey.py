@@ -11,16 +11,22 @@ from itertools import chain, count
 from pathlib import Path
 
 from daemon.clock import Clock, SystemClock
-from daemon.config.settings import Settings, TableSettings
+from daemon.config.checks import fault_of_name
+from daemon.config.settings import Settings, SourceName, TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.errors import ConfigInvalid, ObjectMissing, SyncError
-from daemon.service.discovery import discover
+from daemon.service.discovery import OUT_OF_PATTERN, discover
+from daemon.sources.finder import find_entries
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
 
 # The search for tables goes this many levels below a folder, and stops after this many folders.
 LEVELS_MAX = 4
 FOLDERS_MAX = 2_000
+SOURCE_HINT = (
+    "Name tables such as prod:main.sales.*, and say what `prod` is by DVSYNC_SOURCES__PROD__TYPE (unity, hive or "
+    "glue), DVSYNC_SOURCES__PROD__URI and DVSYNC_SOURCES__PROD__TOKEN."
+)
 
 
 @dataclass
@@ -38,19 +44,29 @@ class Item:
 
 
 def survey(settings: Settings, catalog: str, places: Iterable[str], report: Callable[[str], None]) -> list[Item]:
-    """Return an item for each pattern in `places`, and one for each Delta table at or below the other places.
+    """Return an item for each pattern and each name in a catalog in `places`, and for each Delta table in the others.
 
     No two items have the same target. `settings` configure the access to the stores; `report` gets a line for each
-    folder that was skipped. Raises ConfigInvalid naming each place without a table, ObjectMissing, ObjectStoreAway.
+    folder that was skipped. Raises ConfigInvalid naming each place without a table, ObjectMissing, ObjectStoreAway,
+    SourceCatalogAway.
     """
     clock, storage = SystemClock(), FileIOStorage(settings.file_properties(catalog))
     locations = list(dict.fromkeys(_location(place) for place in places))
+    named = {place: wanted for place in locations if (wanted := SourceName.parse(place))}
+    faults = [f"{place}: {fault}" for place, each in named.items() if (fault := fault_of_name(settings.sources, each))]
+    if faults:
+        raise ConfigInvalid("\n".join(faults), hint=SOURCE_HINT)
     patterns = []
     for place in locations:
         if "*" in place:
-            above, _ = _last_folders(place)
-            patterns.append(Item(place, "{parent}.{name}" if "*" in above else f"{_word(above)}.{{name}}"))
-    tables = _find_tables(storage, clock, [place for place in locations if "*" not in place], report)
+            above, _ = _last_names(place)
+            outer, name = ("{schema}", "{table}") if place in named else ("{parent}", "{name}")
+            patterns.append(Item(place, f"{outer if '*' in above else _word(above)}.{name}"))
+    single = [place for place in locations if "*" not in place]
+    tables = _find_tables(storage, clock, [place for place in single if place not in named], report)
+    for place in named.keys() & single:
+        find_entries(settings, named[place])
+        tables.add(place)
     placed = tuple(TableSettings(source=item.source, target=item.target, catalog=catalog) for item in patterns)
     found = discover(settings.model_copy(update={"tables": placed}), clock)
     nameless: dict[str, str] = {}
@@ -59,17 +75,21 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
             raise error
         # A table whose folder name does not fit the pattern gets an item of its own.
         is_table = False
-        with suppress(SyncError):
-            is_table = DeltaLog(storage, about, clock).is_there()
+        if wanted := SourceName.parse(about):
+            can_have_entry = "*" not in about and not fault_of_name(settings.sources, wanted)
+            is_table = can_have_entry and error.hint == OUT_OF_PATTERN
+        else:
+            with suppress(SyncError):
+                is_table = DeltaLog(storage, about, clock).is_there()
         if is_table:
             nameless[about] = f"The pattern leaves this table out: {error.message}."
         else:
             report(f"{about}: skipped: {error.message}")
     taken = {table.target.casefold() for table in found.tables}
     listed = []
-    for source in sorted({*tables, *nameless} - found.patterns.keys()):
-        # The folder above and the table's folder, with a number if that is taken.
-        target = ".".join(map(_word, _last_folders(source)))
+    for source in sorted({*tables, *nameless} - {*found.patterns, *(table.shown_source for table in found.tables)}):
+        # The folder or schema above the table and the table, with a number if that is taken.
+        target = ".".join(map(_word, _last_names(source)))
         numbered = (f"{target}_{number}" for number in count(2))
         target = next(name for name in chain([target], numbered) if name.casefold() not in taken)
         taken.add(target.casefold())
@@ -78,6 +98,8 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
 
 
 def _location(place: str) -> str:
+    if SourceName.parse(place):
+        return place
     if "://" in place:
         return place.rstrip("/")
     return normalize_location(os.path.abspath(Path(place.removeprefix("file:")).expanduser()))
@@ -130,8 +152,14 @@ def _walk(storage: FileIOStorage, clock: Clock, place: str, report: Callable[[st
         level = below
 
 
-def _last_folders(location: str) -> tuple[str, str]:
-    """Return the folder above the table (or the bucket, or `default` if there is neither) and the table's folder."""
+def _last_names(location: str) -> tuple[str, str]:
+    """Return the folder above the table (or the bucket, or `default` if there is neither) and the table's folder.
+
+    Of a name in a catalog: schema and table.
+    """
+    if wanted := SourceName.parse(location):
+        above, name = wanted.pattern.split(".")[-2:]
+        return above, name
     *_, above, name = ("default", *filter(None, location.partition("://")[2].split("/")))
     return above, name
 

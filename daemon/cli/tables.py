@@ -17,7 +17,7 @@ from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.observe import log as events
 from daemon.scheduling.failures import described
-from daemon.service.discovery import discover, gone_among, vanished_by_pattern
+from daemon.service.discovery import Found, discover, gone_among, vanished_by_pattern
 from daemon.sources.finder import open_storage
 from daemon.status.table_status import Observation, TableStatus, gone_status, has_lost_log, table_status
 from daemon.store.durable import is_local
@@ -166,7 +166,7 @@ def tables_in_two_places(settings: Settings) -> Iterator[str]:
     for table in settings.tables:
         place = table.location or settings.catalogs.get(table.catalog, {}).get("warehouse", "")
         # The warehouse of a REST catalog may be a name.
-        if "://" in place and is_local(table.source) != is_local(place):
+        if "://" in place and not table.source_name and is_local(table.source) != is_local(place):
             yield f"{table.name}: its data files are at {table.source}, its metadata at {place}: readers need both"
 
 
@@ -203,17 +203,17 @@ def _address(text: str) -> str:
     return f"{scheme}://{host.removesuffix(port)}{match[3].rstrip('/')}"
 
 
-def with_found_tables(settings: Settings) -> tuple[Settings, dict[str, SyncError]]:
-    """Return the settings with the tables of all shares that the patterns match now, and what failed, by its place.
+def with_found_tables(settings: Settings) -> tuple[Settings, Found]:
+    """Return the settings with the tables of all shares that the patterns match now, and what else was found.
 
     If a pattern's folders cannot be listed, its tables come from the state database. Raises StateStoreAway.
     """
     if not any(table.is_pattern for table in settings.tables):
-        return settings, {}
+        return settings, Found()
     with open_store(settings, reads_only=True) as store:
         records = store.list_tables()
     found = discover(settings, SystemClock(), records)
-    return settings.model_copy(update={"tables": (*found.tables, *found.others)}), found.troubles
+    return settings.model_copy(update={"tables": (*found.tables, *found.others)}), found
 
 
 def read_statuses(configured: Settings, settings: Settings) -> tuple[list[TableStatus], list[str]]:

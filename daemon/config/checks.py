@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from difflib import get_close_matches
 from importlib.metadata import distributions
 
 from daemon.config.readable import SENT_TEXT, Readable
-from daemon.config.settings import Settings, TableSettings
+from daemon.config.settings import Settings, SourceName, TableSettings
 from daemon.store.locations import canonical, vacuum_cleans
 
 # A shorter token could be guessed.
@@ -116,15 +116,20 @@ def _source_faults(readable: Readable) -> Iterator[str]:
         if "credential" in given and "oauth2-server-uri" not in given:
             yield f"sources.{name}.oauth2-server-uri: is missing; credential is sent there for a token"
     for place, table in readable.tables():
-        if wanted := table.source_name:
-            if wanted.source not in sources:
-                named = ", ".join(sorted(sources)) or "none"
-                yield f"{place}.source: there is no {wanted.source!r} under sources ({named}); write ./ before a path"
-                continue
-            is_unity = sources[wanted.source].get("type") == "unity"
-            if not re.fullmatch(r"[^.*]+\.[^.]+\.[^.]+" if is_unity else r"[^.]+\.[^.]+", wanted.pattern):
-                parts = "catalog, schema and table" if is_unity else "schema and table"
-                yield f"{place}.source: name {parts}, joined by dots; the last two may contain `*`"
+        if table.source_name and (fault := fault_of_name(sources, table.source_name)):
+            yield f"{place}.source: {fault}"
+
+
+def fault_of_name(sources: Mapping[str, Mapping[str, str]], wanted: SourceName) -> str | None:
+    """What is wrong with the name of a table in a catalog, or with a pattern of names."""
+    if wanted.source not in sources:
+        named = ", ".join(sorted(sources)) or "none"
+        return f"there is no {wanted.source!r} under sources ({named}); write ./ before a path"
+    is_unity = sources[wanted.source].get("type") == "unity"
+    if re.fullmatch(r"[^.*]+\.[^.]+\.[^.]+" if is_unity else r"[^.]+\.[^.]+", wanted.pattern):
+        return None
+    parts = "catalog, schema and table" if is_unity else "schema and table"
+    return f"name {parts}, joined by dots; the last two may contain `*`"
 
 
 def _clashes(readable: Readable) -> Iterator[str]:

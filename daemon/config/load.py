@@ -21,6 +21,7 @@ from daemon.config.readable import Readable
 from daemon.config.settings import Settings
 from daemon.config.value_types import ENV_PREFIX, with_dotted_auth
 from daemon.errors import ConfigInvalid
+from daemon.masking import find_secrets
 
 # The sections that are lists. Of these, a faulty entry is left out alone.
 LISTS = ("tables", "hooks")
@@ -190,6 +191,18 @@ def _read_variables(faults: list[str]) -> dict[str, Any]:
                 continue
         _put(found, keys, value)
     return found
+
+
+def read_source(name: str) -> dict[str, Any]:
+    """Return what variables say of a catalog of `sources`, as a file may have it: secrets are references to them."""
+    given = _read_variables([])["sources"][name]
+    variable = f"{ENV_PREFIX}SOURCES__{name}__"
+    return {
+        key: {"env": (variable + key.replace(".", "__").replace("-", "_")).upper()}
+        if [*find_secrets(key, given[key])]
+        else given[key]
+        for key in sorted(given, key=lambda key: (key not in ("type", "uri"), key))
+    }
 
 
 def _put(found: dict[str, Any], path: list[str], value: object) -> None:

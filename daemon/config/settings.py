@@ -125,6 +125,11 @@ class SourceName(NamedTuple):
     source: str  # a name under `sources`
     pattern: str
 
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        match = SOURCE_NAME.fullmatch(text)
+        return cls(*match.groups()) if match else None
+
 
 class DefaultsSettings(_Frozen):
     catalog: str = ""
@@ -188,8 +193,7 @@ class TableSettings(DefaultsSettings):
     @property
     def source_name(self) -> SourceName | None:
         """The name of a source catalog, and the table's name there or a pattern of names; None for a location."""
-        match = SOURCE_NAME.fullmatch(self.source)
-        return SourceName(*match.groups()) if match else None
+        return SourceName.parse(self.source)
 
     @property
     def is_pattern(self) -> bool:
@@ -200,6 +204,11 @@ class TableSettings(DefaultsSettings):
     def entry(self) -> SourceEntry | None:
         """Where the table was found in a catalog; None if it was not."""
         return self._entry
+
+    @property
+    def shown_source(self) -> str:
+        """What people call the Delta table: its name in a catalog, or where it is."""
+        return self.entry.full_name if self.entry else self.source
 
     @property
     def is_managed(self) -> bool:
@@ -227,7 +236,9 @@ class TableSettings(DefaultsSettings):
     def for_entry(self, entry: SourceEntry) -> Self:
         """Return the settings of a table of a catalog. Raises ValueError as `for_found`."""
         filled = self._filled(catalog=entry.catalog, schema=entry.schema, table=entry.table)
-        found = self.model_copy(update={"source": entry.location, "exclude": (), **filled})
+        # Delta on Spark does not read a managed table by its path.
+        engine = "local" if entry.is_managed else self.engine
+        found = self.model_copy(update={"source": entry.location, "exclude": (), "engine": engine, **filled})
         found._entry = entry
         return found
 

@@ -98,7 +98,7 @@ def diagnose(settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline) ->
         hint = "Check the path: a Delta table is a folder with a folder `_delta_log`."
         raise LogMissing("there is no Delta table", path=error.path, hint=hint) from error
     except (CorruptInput, Unsupported) as error:
-        return Diagnosis(settings.source, None, (_refused("table", error),))
+        return Diagnosis(settings.shown_source, None, (_refused("table", error),))
 
 
 def _diagnose(settings: TableSettings, state: TableState, storage: FileIOStorage) -> Diagnosis:
@@ -107,17 +107,17 @@ def _diagnose(settings: TableSettings, state: TableState, storage: FileIOStorage
     schema, refused, of_columns = _of_columns(state.metadata, settings)
     findings += of_columns
     if schema is None:
-        return Diagnosis(settings.source, state.version, tuple(findings))
+        return Diagnosis(settings.shown_source, state.version, tuple(findings))
     findings += _checked("features", lambda: check_features(state.protocol, used_features(state.metadata)))
     files, task = Examination(), ExaminationTask(schema, settings.source, storage)
     try:
         for each in state.map_adds(task, max(1, manifests_needed(state.files))):
             files.add(each)
     except (CorruptInput, Unsupported) as error:
-        return Diagnosis(settings.source, state.version, (*findings, _refused("data files", error)))
+        return Diagnosis(settings.shown_source, state.version, (*findings, _refused("data files", error)))
     findings += _of_files(files, settings, refused)
     return Diagnosis(
-        settings.source,
+        settings.shown_source,
         state.version,
         tuple(findings),
         tuple(_readers(state, schema, files, settings)),
@@ -142,6 +142,8 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
     protocol, notes = state.protocol, dict(NOTES.get(settings.format_version, {}))
     if notes and state.metadata.column_mapping_mode != "none":
         notes["rowTracking"] = ROW_IDS_UNMAPPED
+    if settings.is_managed:
+        notes |= dict.fromkeys(("catalogManaged", "catalogOwned-preview"), "the catalog says what is committed")
     yield from _checked("protocol", partial(check_protocol, protocol, is_managed=settings.is_managed))
     if "deletionVectors" in (protocol.reader_features or ()):
         yield Finding(Verdict.FOLLOWED, "format version", FORMAT_VERSIONS[settings.format_version])

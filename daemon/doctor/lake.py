@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 import msgspec
 
@@ -51,20 +52,26 @@ class FirstSyncs(msgspec.Struct, frozen=True):
 
 
 class LakeDiagnosis(msgspec.Struct, frozen=True):
-    """The diagnoses of tables, and their summary. `readers` has what troubles them in the tables that are followed."""
+    """The diagnoses of tables, and their summary. `readers` has what troubles them in the tables that are followed.
+
+    `passed_over` has the kind of each thing in a catalog that a pattern fits and that is no Delta table, by its name.
+    """
 
     tables: tuple[Diagnosis, ...]
     unexamined: tuple[Unexamined, ...]
     reasons: tuple[Reason, ...]
     first_syncs: FirstSyncs
     readers: tuple[SharedTrouble, ...]
+    passed_over: dict[str, str]
 
     @property
     def is_followed(self) -> bool:
         return not self.reasons and not self.unexamined
 
 
-def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiagnosis:
+def summarize(
+    examined: Sequence[tuple[str, Diagnosis | SyncError]], passed_over: Mapping[str, str] = MappingProxyType({})
+) -> LakeDiagnosis:
     tables = tuple(each for _, each in examined if isinstance(each, Diagnosis))
     followed = [table for table in tables if table.is_followed]
     reasons: dict[tuple[str, str], list[str]] = defaultdict(list)
@@ -90,6 +97,7 @@ def summarize(examined: Sequence[tuple[str, Diagnosis | SyncError]]) -> LakeDiag
             sum(table.deletion_vectors for table in followed),
         ),
         tuple(SharedTrouble(*key, tuple(sources)) for key, sources in sorted(troubles.items(), key=_by_weight)),
+        dict(passed_over),
     )
 
 
@@ -126,7 +134,16 @@ def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
         lines.append("Readers will have trouble with these tables:")
     for each in lake.readers:
         lines.append(f"  {_counted(each.tables)}: {', '.join(each.readers)}: {each.text}")
-    return lines
+    return [*lines, *passed_over_lines(lake.passed_over)]
+
+
+def passed_over_lines(passed_over: Mapping[str, str]) -> Iterator[str]:
+    """Yield a line on each catalog that has something that is no Delta table."""
+    catalogs: dict[str, Counter[str]] = defaultdict(Counter)
+    for name, kind in passed_over.items():
+        catalogs[name.partition(":")[0]][kind] += 1
+    for name, kinds in catalogs.items():
+        yield f"source {name}: passed over {', '.join(counted(number, kind) for kind, number in kinds.most_common())}"
 
 
 def _counted(sources: Sequence[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from functools import partial
@@ -16,13 +16,13 @@ from daemon.config.share import Share
 from daemon.delta.log import DeltaLog, log_gone
 from daemon.errors import LogMissing, ObjectMissing, SyncError, Unsupported
 from daemon.scheduling.failures import described
-from daemon.sources.finder import find_entries, fits_entry
+from daemon.sources.finder import find_entries, fits_entry, plain
 from daemon.store.storage import FileIOStorage, check_path
 from state import SourceEntry, TableRecord
 from state.sql.tables import TableStore
 
-# The ways out for a folder of which a pattern makes no table.
-OUT_OF_PATTERN = "Give the folder an entry of its own, rename it, or exclude it from the pattern."
+# The ways out for a folder, or a table of a catalog, of which a pattern makes no table.
+OUT_OF_PATTERN = "Give it an entry of its own, rename it, or exclude it from the pattern."
 
 
 @dataclass
@@ -30,13 +30,22 @@ class Found:
     """The tables of this daemon's share: first those that are listed, then those of each pattern, by source.
 
     `others` are the tables of other shares. `patterns` maps a source to the pattern that found it. `troubles` maps a
-    pattern or source to the error because of which something that may be a table is not among the tables.
+    pattern or source to the error because of which something that may be a table is not among the tables. `passed_over`
+    maps the name of what is no Delta table in a catalog to its kind.
     """
 
     tables: list[TableSettings] = field(default_factory=list)
     others: list[TableSettings] = field(default_factory=list)
     patterns: dict[str, str] = field(default_factory=dict)
     troubles: dict[str, SyncError] = field(default_factory=dict)
+    passed_over: dict[str, str] = field(default_factory=dict)
+
+    def joined_troubles(self) -> Iterator[tuple[Sequence[str], SyncError]]:
+        """Yield each error once, with what it is about: that a catalog is away concerns all that is asked of it."""
+        by_text: dict[tuple[str, str], list[str]] = {}
+        for about, error in self.troubles.items():
+            by_text.setdefault((str(error), error.hint), []).append(about)
+        yield from ((places, self.troubles[places[0]]) for places in by_text.values())
 
     def kept(self) -> dict[str, list[str]]:
         """The names of the tables that stay only because a folder above them cannot be listed, by its trouble."""
@@ -106,19 +115,20 @@ class _Search:
             followed = {*known, *self._owners.values()}
             fitting = kept | _tables_among(folders - kept, storage, self._clock, followed, troubles)
         for source in sorted(source for source in fitting if not _is_excluded(source, pattern)):
-            self._add(pattern, source, partial(pattern.for_found, source))
+            self._add(pattern, source, source, partial(pattern.for_found, source))
 
     def ask_catalog(self, pattern: TableSettings, wanted: SourceName) -> None:
         """Find tables by asking a catalog."""
         try:
-            entries = find_entries(self._settings, wanted)
+            entries, passed_over = find_entries(self._settings, wanted)
+            self.found.passed_over |= passed_over
         except SyncError as error:
             self.found.troubles[pattern.source] = error
             known = [] if isinstance(error, LogMissing) else self._known_entries()
             entries = [entry for entry in known if fits_entry(wanted, entry)]
-        by_name = {_name_of(entry): entry for entry in entries}
-        for name in sorted(name for name in by_name if not _is_excluded(name, pattern)):
-            self._add(pattern, by_name[name].location, partial(pattern.for_entry, by_name[name]))
+        for entry in sorted(entries, key=_name_of):
+            if not _is_excluded(_name_of(entry), pattern):
+                self._add(pattern, entry.location, entry.full_name, partial(pattern.for_entry, entry))
 
     def _known_entries(self) -> Collection[SourceEntry]:
         """What catalogs said before of each place. The newest counts: a table may have had another name."""
@@ -127,7 +137,7 @@ class _Search:
         entries += [table.entry for table in (*self._before.tables, *self._before.others)]
         return {entry.location: entry for entry in entries if entry}.values()
 
-    def _add(self, pattern: TableSettings, source: str, make: Callable[[], TableSettings]) -> None:
+    def _add(self, pattern: TableSettings, source: str, known_as: str, make: Callable[[], TableSettings]) -> None:
         """Add the table that `pattern` makes of `source`, or the trouble because of which it makes none."""
         if source in self._sources:
             return
@@ -135,7 +145,7 @@ class _Search:
         try:
             table = self._table_of(source, make)
         except Unsupported as error:
-            self.found.troubles[source] = error
+            self.found.troubles[known_as] = error
             return
         self._claims.add(source, table)
         self.found.tables.append(table)
@@ -231,13 +241,8 @@ def _fits(source: str, pattern: str) -> bool:
     """Whether `pattern` would find a table at `source`."""
     parts, wanted = source.split("/"), pattern.split("/")
     return len(parts) == len(wanted) and all(
-        fnmatchcase(part, _plain(want)) for part, want in zip(parts, wanted, strict=True)
+        fnmatchcase(part, plain(want)) for part, want in zip(parts, wanted, strict=True)
     )
-
-
-def _plain(part: str) -> str:
-    """A part of a pattern for `fnmatch`, with all wildcards escaped but `*`."""
-    return part.replace("[", "[[]").replace("?", "[?]")
 
 
 def _is_below(source: str, folders: Iterable[str]) -> bool:
@@ -256,7 +261,7 @@ def _match(storage: FileIOStorage, pattern: str) -> tuple[list[str], dict[str, S
         if "*" not in part:
             places = [f"{place}/{part}" for place in places]
             continue
-        wanted = _plain(part)
+        wanted = plain(part)
         fitting = []
         for place in places:
             try:

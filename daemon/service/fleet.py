@@ -24,7 +24,7 @@ from daemon.status.watch import Watch
 from daemon.status.wording import paused_text
 from daemon.sync.memory import keep_rows
 from daemon.sync.verbs import Verb, pause, resume, want_resync
-from daemon.texts import counted
+from daemon.texts import counted, some_of
 from state import Pause, StateUnavailable
 
 REQUESTS_JOB = "/requests"
@@ -167,9 +167,11 @@ class Fleet:
                 _log.warning(events.PATTERN_REFUSED, source=about, reason=error.message, hint=error.hint)
         kept = self._found.kept()
         reasons = []
-        for about, error in troubles.items():
-            found = f"; it found {counted(len(kept[about]), 'table')} before" if about in kept else ""
-            reasons.append(Unready(None, f"{about}: {error.message} ({error.hint}){found}"))
+        for places, error in self._found.joined_troubles():
+            number = sum(len(kept.get(place, ())) for place in places)
+            they = "it" if len(places) == 1 else "they"
+            found = f"; {they} found {counted(number, 'table')} before" if number else ""
+            reasons.append(Unready(None, f"{some_of(places)}: {error.message} ({error.hint}){found}"))
         self._board.set_unready(Topic.SOURCES, reasons)
         self._board.excused = {name for names in kept.values() for name in names}
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
 
@@ -37,54 +38,71 @@ def open_catalog(settings: Settings, name: str) -> SourceCatalog:
     return _opened(name, frozenset(settings.sources[name].items()))
 
 
-def find_entries(settings: Settings, wanted: SourceName) -> list[SourceEntry]:
-    """Return the Delta tables that `wanted` names; views and tables of other formats are passed over.
+def find_entries(settings: Settings, wanted: SourceName) -> tuple[list[SourceEntry], dict[str, str]]:
+    """Return the Delta tables that `wanted` names, and of what else a pattern fits, the kind of each by its name.
 
     Requests: one for a name; else one for each page of the schemas, and of the tables of each schema that fits.
 
     Raises `SourceCatalogAway`, and `LogMissing` if a name, or the place of a pattern, is not there.
     """
-    catalog = open_catalog(settings, wanted.source)
-    if "*" not in wanted.pattern:
-        info = catalog.find_table(wanted.pattern)
-        if info is None:
-            raise LogMissing(
-                f"the catalog {wanted.source} has no table {wanted.pattern}",
-                hint="Create it, correct `source`, or give dvsync's user the right to read it.",
-            )
-        infos: Iterable[TableInfo] = [info]
-    else:
-        # A metastore has no catalogs above its schemas.
-        of_catalog, schemas, tables = ("", *wanted.pattern.split("."))[-3:]
-        names = catalog.list_schemas(of_catalog) if "*" in schemas else [schemas]
-        infos = (
-            info
-            for name in names
-            if fnmatchcase(name, schemas)
-            for info in catalog.list_tables(of_catalog, name)
-            if fnmatchcase(info.name, tables)
+    try:
+        infos = _find_infos(open_catalog(settings, wanted.source), wanted.pattern)
+    except LogMissing as error:
+        raise LogMissing(
+            f"the catalog {wanted.source} has no {wanted.pattern}",
+            hint="Create it, correct the name, or give dvsync's user the right to read it.",
+        ) from error
+    entries, others = [], dict[str, str]()
+    for info in infos:
+        entry = _entry_of(wanted.source, info)
+        if kind := info.other_kind:
+            others[entry.full_name] = kind
+        else:
+            entries.append(entry)
+    if others and "*" not in wanted.pattern:
+        (kind,) = others.values()
+        raise LogMissing(
+            f"{wanted.pattern} in the catalog {wanted.source} is no Delta table ({kind})",
+            hint="Name a Delta table, or remove the entry.",
         )
-    return [entry for info in infos if (entry := _entry_of(wanted.source, info))]
+    return entries, others
+
+
+def _find_infos(catalog: SourceCatalog, pattern: str) -> list[TableInfo]:
+    if "*" not in pattern:
+        return [catalog.find_table(pattern)]
+    # A metastore has no catalogs above its schemas.
+    of_catalog, schemas, tables = ("", *pattern.split("."))[-3:]
+    if "*" not in schemas:
+        infos = [*catalog.list_tables(of_catalog, schemas)]
+    else:
+        infos = []
+        for name in catalog.list_schemas(of_catalog):
+            # A schema may be dropped after it was listed.
+            with suppress(LogMissing):
+                infos += catalog.list_tables(of_catalog, name) if fnmatchcase(name, plain(schemas)) else ()
+    return [info for info in infos if fnmatchcase(info.name, plain(tables))]
 
 
 def fits_entry(wanted: SourceName, entry: SourceEntry) -> bool:
-    """Whether `wanted` names the table of `entry`, by name or by a pattern."""
-    names = (entry.catalog, entry.schema, entry.table)
-    patterns = ("", *wanted.pattern.split("."))[-3:]
-    return wanted.source == entry.source and all(map(fnmatchcase, names, patterns))
+    """Whether `wanted` names the table of `entry`, by name or by a pattern. Catalogs ignore case."""
+    pattern = f"{wanted.source}:{plain(wanted.pattern)}"
+    return fnmatchcase(entry.full_name.casefold(), pattern.casefold())
 
 
-def _entry_of(source: str, info: TableInfo) -> SourceEntry | None:
-    is_delta = info.data_source_format == "DELTA" and info.table_type in ("MANAGED", "EXTERNAL")
-    if not is_delta or not info.storage_location:
-        return None
+def plain(pattern: str) -> str:
+    """A pattern for `fnmatch`, with all wildcards escaped but `*`."""
+    return pattern.replace("[", "[[]").replace("?", "[?]")
+
+
+def _entry_of(source: str, info: TableInfo) -> SourceEntry:
     return SourceEntry(
         source,
         info.catalog_name,
         info.schema_name,
         info.name,
         id=info.table_id,
-        location=normalize_location(info.storage_location),
+        location=normalize_location(info.storage_location or ""),
         is_managed=info.table_type == "MANAGED",
     )
 

@@ -23,17 +23,27 @@ MANIFESTS = "/_symlink_format_manifest"
 
 
 def table_info(
-    schema: str, name: str, *, location: str, path: str | None, parameters: Mapping[str, str], input_format: str
+    schema: str,
+    name: str,
+    kind: str,
+    *,
+    location: str,
+    path: str | None,
+    parameters: Mapping[str, str],
+    input_format: str,
 ) -> TableInfo:
     """Return a table of a metastore, which has no ids: a table is known by where it is.
 
-    `path` is of the serde: Spark writes a placeholder as `location` where Hive could not read the table itself.
+    `kind` is one of Hive's, such as VIRTUAL_VIEW. `path` is of the serde: Spark writes a placeholder as `location`
+    where Hive could not read the table itself.
     """
     is_linked = input_format.endswith(".SymlinkTextInputFormat") and MANIFESTS in location
     formats = (parameters.get("spark.sql.sources.provider", ""), parameters.get("table_type", ""))
     is_delta = is_linked or any(each.lower() == "delta" for each in formats)
+    data_format = "DELTA" if is_delta else next(filter(None, (*formats, input_format.rpartition(".")[2])), None)
     place = location.partition(MANIFESTS)[0] if is_linked else path or location
-    return TableInfo(name, "", schema, place, "EXTERNAL", "DELTA" if is_delta else "", place)
+    table_type = kind if "VIEW" in kind or kind == "FOREIGN" else "EXTERNAL"
+    return TableInfo(name, "", schema, place, table_type, data_format, place)
 
 
 class HiveMetastore:
@@ -42,6 +52,9 @@ class HiveMetastore:
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
         self.name = name
         self._address = urlsplit(properties["uri"])
+
+    def check(self) -> None:
+        self.list_schemas("")
 
     def list_schemas(self, _catalog: str) -> list[str]:
         with self._client() as client:
@@ -54,10 +67,10 @@ class HiveMetastore:
             parts = (names[start : start + TABLES_A_REQUEST] for start in range(0, len(names), TABLES_A_REQUEST))
             return [_of_hive(table) for part in parts for table in client.get_table_objects_by_name(schema, part)]
 
-    def find_table(self, full_name: str) -> TableInfo | None:
+    def find_table(self, full_name: str) -> TableInfo:
         schema, name = full_name.split(".")
         with self._client() as client:
-            return next(map(_of_hive, client.get_table_objects_by_name(schema, [name])), None)
+            return _of_hive(client.get_table(schema, name))
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
@@ -79,7 +92,7 @@ class HiveMetastore:
         except (TException, OSError, EOFError) as error:
             raise SourceCatalogAway(
                 f"the metastore {self.name} does not answer: {error}",
-                hint=f"Check sources.{self.name}.uri, the network and the server. dvsync asks again.",
+                hint=f"Check sources.{self.name}.uri, the network and the server.",
             ) from error
         finally:
             transport.close()
@@ -91,6 +104,7 @@ def _of_hive(table: Any) -> TableInfo:
     return table_info(
         table.dbName,
         table.tableName,
+        table.tableType or "",
         location=storage.location or "",
         path=path,
         parameters=table.parameters or {},
@@ -107,6 +121,9 @@ class GlueMetastore:
         self.name = name
         self._client: Any = GlueCatalog(name, **properties).glue
 
+    def check(self) -> None:
+        self.list_schemas("")
+
     def list_schemas(self, _catalog: str) -> list[str]:
         with self._errors():
             return [each["Name"] for each in self._pages("get_databases", "DatabaseList")]
@@ -116,7 +133,7 @@ class GlueMetastore:
         with self._errors():
             return [_of_glue(table) for table in self._pages("get_tables", "TableList", DatabaseName=schema)]
 
-    def find_table(self, full_name: str) -> TableInfo | None:
+    def find_table(self, full_name: str) -> TableInfo:
         schema, name = full_name.split(".")
         with self._errors():
             return _of_glue(self._client.get_table(DatabaseName=schema, Name=name)["Table"])
@@ -142,7 +159,7 @@ class GlueMetastore:
                 ) from error
             raise SourceCatalogAway(
                 f"Glue, of sources.{self.name}, does not answer: {error}",
-                hint=f"Check sources.{self.name} and the network. dvsync asks again.",
+                hint=f"Check sources.{self.name} and the network.",
             ) from error
 
 
@@ -151,6 +168,8 @@ def _of_glue(table: Mapping[str, Any]) -> TableInfo:
     return table_info(
         table["DatabaseName"],
         table["Name"],
+        # A link to a table that another account shares.
+        "FOREIGN" if "TargetTable" in table and not storage else table.get("TableType", ""),
         location=storage.get("Location", ""),
         path=storage.get("SerdeInfo", {}).get("Parameters", {}).get("path"),
         parameters=table.get("Parameters", {}),

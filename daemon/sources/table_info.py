@@ -17,5 +17,18 @@ class TableInfo(msgspec.Struct):
     storage_location: str | None = None
 
     @property
+    def other_kind(self) -> str | None:
+        """A noun for what it is instead of a Delta table that can be followed; None if it is one."""
+        if "VIEW" in self.table_type:
+            return "view"
+        if self.table_type == "FOREIGN" or self.data_source_format == "DELTASHARING":
+            return "shared or foreign table"
+        if self.data_source_format != "DELTA":
+            return f"{self.data_source_format or 'unknown'} table"
+        if self.table_type not in ("MANAGED", "EXTERNAL"):
+            return self.table_type.replace("_", " ").lower() or "unknown Delta table"
+        return None if self.storage_location else "unplaced Delta table"
+
+    @property
     def full_name(self) -> str:
         return f"{self.catalog_name}.{self.schema_name}.{self.name}"

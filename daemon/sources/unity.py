@@ -113,6 +113,7 @@ class _Token(msgspec.Struct):
 
 
 # Made at the import: two threads must not be the first to decode a struct.
+_decode_any = Decoder(dict).decode
 _decode_tables = Decoder(_Tables).decode
 _decode_schemas = Decoder(_Schemas).decode
 _decode_table = Decoder(TableInfo).decode
@@ -142,6 +143,10 @@ class UnityCatalog:
         # A Spark task has connections of its own.
         return UnityCatalog, (self.name, self._properties, self._clock)
 
+    def check(self) -> None:
+        """Ask for something that every user may see. One request."""
+        self._get("/catalogs", _decode_any, query={"max_results": "1"})
+
     def list_tables(self, catalog: str, schema: str) -> Iterator[TableInfo]:
         """List a schema's tables, of all kinds. One request for each page."""
         query = {"catalog_name": catalog, "schema_name": schema, "max_results": str(PAGE_MAX)}
@@ -152,12 +157,9 @@ class UnityCatalog:
         pages = self._pages("/schemas", {"catalog_name": catalog, "max_results": str(PAGE_MAX)}, _decode_schemas)
         return [schema.name for page in pages for schema in page.schemas]
 
-    def find_table(self, full_name: str) -> TableInfo | None:
-        """Return one table; None if there is none of this name. One request."""
-        try:
-            return self._get(f"/tables/{quote(full_name, safe='')}", _decode_table)
-        except LogMissing:
-            return None
+    def find_table(self, full_name: str) -> TableInfo:
+        """Return one table. One request. Raises `LogMissing`."""
+        return self._get(f"/tables/{quote(full_name, safe='')}", _decode_table)
 
     def load_ratified(self, table: TableInfo) -> Ratified | None:
         """Return what is ratified of a table; None if the catalog does not manage it. One request, mostly.
@@ -265,21 +267,19 @@ class UnityCatalog:
             self._token = None
             status, data = self._request(method, path, body)
         if status in (401, 403):
-            refused = "refuses the token" if status == 401 else "does not give the right to read"
+            refused = "refuses the token" if status == 401 else f"does not give the right to read {path}"
             raise Unauthorized(
                 f"the catalog {self.name} {refused} ({status})",
-                path=path,
-                hint=f"Check the token under sources.{self.name}, and the rights of its user. dvsync asks again.",
+                hint=f"Check the token under sources.{self.name}, and the rights of its user.",
             )
         if status == 404:
             raise LogMissing(
-                f"the catalog {self.name} does not have it", path=path, hint="Correct the name, or create the table."
+                f"the catalog {self.name} does not have {path}", hint="Correct the name, or create the table."
             )
         if status != 200:
             raise SourceCatalogAway(
                 f"the catalog {self.name} answers with status {status}",
-                path=path,
-                hint="Check the catalog's server, and sources. dvsync asks again.",
+                hint=f"Check sources.{self.name}.uri, and the catalog's server.",
             )
         try:
             return decode(data)
@@ -288,7 +288,10 @@ class UnityCatalog:
 
     def _request(self, method: str, path: str, body: object) -> tuple[int, bytes]:
         if self._clock.monotonic_s() < self._not_before_s:
-            raise self._away("it asked for patience, with Retry-After")
+            raise SourceCatalogAway(
+                f"the catalog {self.name} is busy, and has said for how long (Retry-After)",
+                hint="dvsync asks again after that time.",
+            )
         headers = {"Accept": "application/json"}
         if token := self._bearer():
             headers["Authorization"] = f"Bearer {token}"
@@ -326,7 +329,7 @@ class UnityCatalog:
                 if status != 200:
                     raise Unauthorized(
                         f"the token server of the catalog {self.name} answers with status {status}",
-                        hint=f"Check sources.{self.name}.credential and oauth2-server-uri. dvsync asks again.",
+                        hint=f"Check sources.{self.name}.credential and oauth2-server-uri.",
                     )
                 try:
                     token = _decode_token(data)
@@ -338,13 +341,13 @@ class UnityCatalog:
     def _away(self, why: str) -> SourceCatalogAway:
         return SourceCatalogAway(
             f"the catalog {self.name} does not answer: {why}",
-            hint=f"Check sources.{self.name}.uri, the network and the server. dvsync asks again.",
+            hint=f"Check sources.{self.name}.uri, the network and the server.",
         )
 
     def _nonsense(self, why: str) -> SourceCatalogAway:
         return SourceCatalogAway(
             f"the catalog {self.name} makes no sense: {why}",
-            hint=f"Check that sources.{self.name}.uri leads to a Unity Catalog. dvsync asks again.",
+            hint=f"Check that sources.{self.name}.uri leads to a Unity Catalog.",
         )
 
 

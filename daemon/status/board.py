@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from threading import Lock
@@ -13,13 +13,13 @@ import msgspec
 from daemon.clock import Clock
 from daemon.config.settings import TableSettings
 from daemon.config.share import ALL, Share
-from daemon.errors import StateStoreAway
+from daemon.errors import SourceCatalogAway, StateStoreAway, Unauthorized
 from daemon.masking import scrub
 from daemon.status.activity import Activity
 from daemon.status.reading import read_lines
 from daemon.status.table_status import ErrorStatus, Observation, SyncState, TableStatus, table_status, worst_first
 from daemon.status.wording import count_states, differing_text
-from daemon.texts import excerpt, span
+from daemon.texts import excerpt, some_of, span
 from state import SyncRun
 
 
@@ -34,6 +34,8 @@ class Topic(Enum):
     GONE = auto()
 
 
+# The kinds of errors that concern all tables of a catalog.
+SOURCE_AWAY = (SourceCatalogAway.__name__, Unauthorized.__name__)
 # So much of an error's message is in a reason of `/readyz`, which may have one for each table.
 MESSAGE_CHARACTERS_MAX = 300
 # So many syncs of each table are on its page.
@@ -183,6 +185,7 @@ class Board:
             errors = (seen.record.error for _, seen in self._observed() if seen.record)
             away = next((error for error in errors if error and error.kind == StateStoreAway.__name__), None)
             troubles += [Unready(None, f"the state database cannot be used: {away.message}")] if away else []
+        troubles += self._source_troubles(troubles)
         # A share may have no table when there are few.
         if not self._rows and not troubles and not self.others:
             return [Unready(None, "no tables are configured")]
@@ -195,6 +198,19 @@ class Board:
             if status.proof and not status.proof.is_right:
                 differing.append(Unready(table.name, f"it {differing_text(status.proof)}"))
         return troubles + reasons + differing
+
+    def _source_troubles(self, known: Sequence[Unready]) -> Iterator[Unready]:
+        """Yield why catalogs of `sources` cannot be asked, each reason once: no listing may have met it yet."""
+        tables: dict[str, list[str]] = {}
+        for table, seen in self._observed():
+            record = seen.record
+            error = record.error if record and not record.pause_at(self._clock.now_ms()) else None
+            # The next try may end a single failure.
+            if error and error.kind in SOURCE_AWAY and error.consecutive > 1:
+                tables.setdefault(f"{error.message} ({error.hint})", []).append(table.shown_source)
+        for reason, names in tables.items():
+            if not any(reason in each.reason for each in known):
+                yield Unready(None, f"{some_of(names)}: {reason}")
 
     def _observed(self) -> list[tuple[TableSettings, Observation]]:
         with self._lock:

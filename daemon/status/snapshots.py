@@ -12,8 +12,10 @@ from pyiceberg.table import Table
 from pyiceberg.table.refs import MAIN_BRANCH
 from pyiceberg.table.snapshots import Snapshot
 
+from daemon.config.settings import TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
+from daemon.masking import scrub
 from daemon.status.reading import read_lines
 from daemon.sync.comparison import COMPARED
 from daemon.sync.first_sync import RESYNCED
@@ -59,9 +61,14 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 class ShownTable(msgspec.Struct, frozen=True):
-    """What the catalog shows of a table. `version` is the newest Delta version shown; None if it is not dvsync's."""
+    """What the catalog shows of a table. `version` is the newest Delta version shown; None if it is not dvsync's.
+
+    `source` and `source_table` are as in `TableStatus`.
+    """
 
     name: str
+    source: str
+    source_table: str | None
     catalog: str
     target: str
     metadata_location: str
@@ -82,10 +89,12 @@ class _Line:
     timestamp_ms: int
 
 
-def show_table(name: str, table: Table) -> ShownTable:
+def show_table(settings: TableSettings, table: Table) -> ShownTable:
     current = next((each for each in list_snapshots(table) if each.is_current), None)
     return ShownTable(
-        name=name,
+        name=settings.name,
+        source=scrub(settings.source),
+        source_table=settings.entry.full_name if settings.entry else None,
         catalog=table.catalog.name,
         target=".".join(table.name()),
         metadata_location=table.metadata_location,

@@ -86,6 +86,7 @@ class ProofStatus(msgspec.Struct, frozen=True):
 class TableStatus(msgspec.Struct, frozen=True):
     """One table. Versions are Delta's; times are ISO 8601, UTC; what is not known is null.
 
+    `source` is where the Delta table is, and `source_table` its name in a catalog of `sources`, if it has one.
     `lag_versions` counts the Delta versions not shown yet. `lag_seconds` is the age of the oldest of them.
     `checked_at` is when a poll or sync of the running daemon last succeeded; if that is too long ago for a table in
     step, its lag is unknown. `orphan_bytes` is the sum of the known sizes. A table that is gone has its last
@@ -96,6 +97,7 @@ class TableStatus(msgspec.Struct, frozen=True):
 
     name: str
     source: str
+    source_table: str | None
     catalog: str | None
     target: str
     state: SyncState
@@ -230,6 +232,7 @@ def table_status(
     return TableStatus(
         name=table.name,
         source=scrub(table.source),
+        source_table=table.entry.full_name if table.entry else None,
         catalog=table.catalog,
         target=table.target,
         state=_state(record, lag_versions, now_ms, syncing=seen.syncing),

@@ -181,7 +181,10 @@ def _choose(statuses: Sequence[TableStatus], not_ready: Collection[str | None], 
         each
         for each in statuses
         if (not query.state or query.state == each.state or (query.state == NOT_READY and each.name in not_ready))
-        and (not text or any(text in place.casefold() for place in (each.name, each.source, each.target)))
+        and (
+            not text
+            or any(text in place.casefold() for place in (each.name, each.source, each.source_table or "", each.target))
+        )
     ]
     ordered = worst_first(found)
     _, key = ORDERS[query.order]

@@ -554,7 +554,7 @@ def test_config_check_tries_what_it_leads_to(dvsync, followed: Bench, tmp_path: 
         f"file://{tmp_path}/lakee/*: the folder is not there",
     ):
         assert f"\n{line}" in tried.stdout, tried.stdout
-    assert "lake/no name: the folder 'no name' cannot be part of lake.{name}" in tried.stdout
+    assert "lake/no name: the name 'no name' cannot be part of lake.{name}" in tried.stdout
     assert "Check the catalog's address, credentials and health." in tried.stdout
     hooks = "hooks: [{command: [no-such-program]}, {command: [sh, -c, 'true']}]\n"
     tried = dvsync("config", "check", "--connect", config=config + hooks)

@@ -116,6 +116,7 @@ def test_a_poll_is_one_request(
     followed = follow()
     followed.write()
     table.stage(3)
+    assert "prod:main.sales.orders at version 1: can be followed" in command(followed.daemon.config, "doctor").stdout
     assert command(followed.daemon.config, "sync").returncode == 0
     assert followed.rows() == table.live_rows()
     poll = "/delta/v1/catalogs/main/schemas/sales/tables/orders" if has_delta_api else "/delta/preview/commits"
@@ -171,6 +172,8 @@ def test_a_catalog_that_refuses_for_a_while(
     error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
     assert (error["kind"], daemon.tables()[ORDERS]["state"]) == (kind, "retrying")
     assert says in error["message"]
+    # Long before the lag budget ends.
+    until(lambda: "prod:main.sales.orders: the catalog prod " in daemon.reasons(), "it says which source")
     assert "catalog-token" not in json.dumps(daemon.lines)
     assert len(followed.rows()) == 2
     unity.answer = None
@@ -305,6 +308,8 @@ def test_credentials_of_the_catalog(
     followed.storage = {key: value for key, value in store.properties.items() if "key" not in key}
     former = give("first")
     stage(100)
+    followed.write()
+    assert "followed  data files: 1 of 1, 2 rows" in command(followed.daemon.config, "doctor").stdout
     daemon = followed.start()
     daemon.synced_to(ORDERS, 1)
     current = give("second", lasts_s=3)

@@ -19,6 +19,9 @@ from thrift.protocol.TBinaryProtocol import TBinaryProtocol
 from thrift.transport.TSocket import TSocket
 from thrift.transport.TTransport import TBufferedTransport
 
+from daemon.config.load import load_settings
+from daemon.config.settings import SourceName
+from daemon.sources.finder import find_entries, open_catalog
 from tests.kit.checks import duckdb_rows
 from tests.kit.daemons import Daemon, command, set_constants, until, write_config
 from tests.kit.handmade import HandmadeTable, sql_catalog
@@ -171,6 +174,11 @@ def test_tables_of_a_metastore(
     schema: Any = tables.pop("schema")
     pattern = {"source": f"prod:{schema}.*", "target": "lake.{table}", "exclude": ["tmp_*"]}
     write_config(tmp_path / "config.yaml", sources={"prod": metastore.source}, tables=[pattern])
+    settings = load_settings(tmp_path / "config.yaml")
+    open_catalog(settings, "prod").check()
+    _, passed_over = find_entries(settings, SourceName("prod", f"{schema}.*"))
+    kinds = {"csv": "csv table", "ice": "ICEBERG table", "view": "view"}
+    assert passed_over == {f"prod:{schema}.{name}": kind for name, kind in kinds.items()}
     with running(tmp_path) as daemon:
         for name, table in tables.items():
             daemon.synced_to(f"lake.{name}", table.version)

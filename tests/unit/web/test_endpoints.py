@@ -33,6 +33,7 @@ from state import (
     FileStatus,
     Pause,
     ProofRecord,
+    SourceEntry,
     SyncRun,
     TableCounts,
     TableError,
@@ -121,6 +122,7 @@ def test_tables_are_the_list_of_status_json(server):
             {
                 "name": "orders",
                 "source": "file:///data/orders",
+                "source_table": None,
                 "catalog": "local",
                 "target": "db.orders",
                 "state": "synced",
@@ -299,6 +301,27 @@ def test_a_state_database_that_a_table_could_not_write_makes_the_daemon_unready(
     error = replace(ERROR, kind="StateStoreAway", message="the disk is full", parked=False)
     server.board.show("orders", replace(IN_STEP, record=replace(RECORD, error=error)))
     assert reasons(server) == ["the state database cannot be used: the disk is full"]
+
+
+def test_a_catalog_of_sources_that_refuses_makes_the_daemon_unready(server):
+    """Within seconds, once for all its tables, with what to do; not for a failure that the next try may end."""
+    error = replace(ERROR, kind="Unauthorized", message="no", hint="Check it.", parked=False)
+    server.board.show("orders", IN_STEP)
+    for number in range(5):
+        entry = SourceEntry("prod", "main", "s", f"t{number}", "id", f"file:///data/{number}", is_managed=True)
+        found = TableSettings(source="prod:main.s.*", target="s.{table}", name="{table}").for_entry(entry)
+        server.board.add(found)
+        record = replace(RECORD, name=found.name, error=replace(error, consecutive=min(2, number)), entry=entry)
+        server.board.show(found.name, replace(IN_STEP, record=record))
+    server.board.show("t4", replace(IN_STEP, record=replace(record, pause=Pause(NOW_MS, "me"))))
+    known = "prod:main.s.t2, prod:main.s.t3: no (Check it.)"
+    assert reasons(server) == [known]
+    page = page_of(server, "/")[1]
+    assert known in page and "prod:main.s.t2, at /data/2" in page
+    assert "of prod:main.s.t2, at /data/2" in page_of(server, "/tables/t2")[1]
+    assert page_of(server, "/?q=main.s.t2")[1].count("/data/") == 1
+    server.board.set_unready(Topic.SOURCES, [Unready(None, "prod:main.s.*: no (Check it.); it found 5 tables before")])
+    assert len(reasons(server)) == 1
 
 
 def test_one_table_has_its_last_syncs(server):
