@@ -5,6 +5,7 @@ The paths and fields are those of `api/delta.yaml` (the Delta API, v1) and `api/
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from threading import Lock
@@ -134,7 +135,7 @@ class UnityCatalog:
         self._uri = properties["uri"].rstrip("/").removesuffix(API)
         self._pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False, maxsize=8)
         self._lock = Lock()
-        self._token: tuple[str, float] | None = None  # of the OAuth server, and when it is to be renewed
+        self._token: tuple[str, float] | None = None  # and when it is to be renewed
         self._not_before_s = 0.0
         self._has_delta_api: dict[str, tuple[bool, float]] = {}
 
@@ -255,11 +256,13 @@ class UnityCatalog:
         """Raises LogMissing for 404."""
         if query:
             path = f"{path}?{urlencode(query)}"
-        status, data = self._request(method, path, body)
+        if self._clock.monotonic_s() < self._not_before_s:
+            raise self._away("it asked for patience, with Retry-After")
+        token = self._bearer()
+        status, data = self._request(method, path, body, token)
         if status == 401:
             # The token may have been replaced since it was read.
-            self._token = None
-            status, data = self._request(method, path, body)
+            status, data = self._request(method, path, body, self._bearer(refused=token))
         if status in (401, 403):
             refused = "refuses the token" if status == 401 else "does not give the right to read"
             raise Unauthorized(
@@ -282,11 +285,9 @@ class UnityCatalog:
         except (msgspec.DecodeError, RecursionError) as error:
             raise self._nonsense(f"its answer to {path} is not what Unity's API says: {error}") from error
 
-    def _request(self, method: str, path: str, body: object) -> tuple[int, bytes]:
-        if self._clock.monotonic_s() < self._not_before_s:
-            raise self._away("it asked for patience, with Retry-After")
+    def _request(self, method: str, path: str, body: object, token: str) -> tuple[int, bytes]:
         headers = {"Accept": "application/json"}
-        if token := self._bearer():
+        if token:
             headers["Authorization"] = f"Bearer {token}"
         return self._open(method, f"{self._uri}{API}{path}", headers, json=body)
 
@@ -306,30 +307,37 @@ class UnityCatalog:
             self._not_before_s = self._clock.monotonic_s() + min(float(wait), RETRY_AFTER_MAX_S)
         return answer.status, data
 
-    def _bearer(self) -> str | None:
-        properties = self._properties
-        if "token" in properties or "credential" not in properties:
-            return properties.get("token")
+    def _bearer(self, refused: str | None = None) -> str:
+        """The token; a new one if it ends soon, or is the one that was `refused`. Empty if there is none."""
         with self._lock:
             now_s = self._clock.monotonic_s()
-            if self._token is None or now_s >= self._token[1]:
-                client, _, secret = properties["credential"].partition(":")
-                fields = {"grant_type": "client_credentials", "scope": properties.get("scope", "all-apis")}
-                headers = urllib3.make_headers(basic_auth=f"{client}:{secret}")
-                status, data = self._open(
-                    "POST", properties["oauth2-server-uri"], headers, fields=fields, encode_multipart=False
-                )
-                if status != 200:
-                    raise Unauthorized(
-                        f"the token server of the catalog {self.name} answers with status {status}",
-                        hint=f"Check sources.{self.name}.credential and oauth2-server-uri. dvsync asks again.",
-                    )
-                try:
-                    token = _decode_token(data)
-                except msgspec.DecodeError as error:
-                    raise self._nonsense(f"its token server's answer is no token: {error}") from error
-                self._token = Secret(token.access_token), now_s + token.expires_in * TOKEN_LIFE
+            if self._token is None or now_s >= self._token[1] or self._token[0] == refused:
+                if "credential" in self._properties and "token" not in self._properties:
+                    token = self._ask_token()
+                    self._token = token.access_token, now_s + token.expires_in * TOKEN_LIFE
+                else:
+                    self._token = self._read("token"), math.inf
             return self._token[0]
+
+    def _read(self, key: str) -> str:
+        """A property as its file has it now."""
+        text = self._properties.get(key, "")
+        return text.read_again() if isinstance(text, Secret) else text
+
+    def _ask_token(self) -> _Token:
+        fields = {"grant_type": "client_credentials", "scope": self._properties.get("scope", "all-apis")}
+        headers = urllib3.make_headers(basic_auth=self._read("credential"))
+        place = self._properties["oauth2-server-uri"]
+        status, data = self._open("POST", place, headers, fields=fields, encode_multipart=False)
+        if status != 200:
+            raise Unauthorized(
+                f"the token server of the catalog {self.name} answers with status {status}",
+                hint=f"Check sources.{self.name}.credential and oauth2-server-uri. dvsync asks again.",
+            )
+        try:
+            return _decode_token(data)
+        except msgspec.DecodeError as error:
+            raise self._nonsense(f"its token server's answer is no token: {error}") from error
 
     def _away(self, why: str) -> SourceCatalogAway:
         return SourceCatalogAway(

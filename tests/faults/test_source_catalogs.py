@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -256,21 +257,63 @@ def test_a_token_is_not_sent_to_where_a_redirect_leads(
     assert sent == []
 
 
-def test_a_token_by_oauth(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
-    """A new one is asked for after a refusal."""
+def test_a_reload_with_another_token(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
+    """Tables that are followed already use it."""
     followed = follow()
-    client = ":".join(unity.client)
-    followed.source = {
-        **{"type": "unity", "uri": unity.url, "credential": client},
-        "oauth2-server-uri": f"{unity.url}/oidc/v1/token",
-    }
-    table.stage(2)
     daemon = followed.start()
+    daemon.synced_to(ORDERS, 0)
+    followed.source["token"] = unity.token = "another-token"
+    until(lambda: daemon.tables()[ORDERS]["error"], "a refusal")
+    followed.write()
+    daemon.signal(signal.SIGHUP)
+    table.stage(2)
     daemon.synced_to(ORDERS, 1)
-    unity.token = "another-token"
-    table.stage(2, first=200)
-    daemon.synced_to(ORDERS, 2)
+
+
+@pytest.mark.parametrize("key", ["token", "credential"])
+def test_a_secret_that_rotates(
+    table: Managed, unity: UnityServer, follow: Callable[..., Followed], key: str
+) -> None:
+    """Its file is read again after a refusal, without a reload; none of its texts is shown."""
+    followed = follow()
+    secrets: list[str] = []
+
+    def replace_file() -> None:
+        secrets.append(f"secret-{new_uuid()}")
+        made = followed.folder / "new"
+        made.write_text(f"client:{secrets[-1]}\n" if key == "credential" else f"{secrets[-1]}\n")
+        made.rename(followed.folder / "secret")
+
+    def accept_newest() -> None:
+        if key == "credential":
+            unity.client, unity.token = ("client", secrets[-1]), f"token-{secrets[-1]}"
+        else:
+            unity.token = secrets[-1]
+
+    followed.source = {"type": "unity", "uri": unity.url, key: {"file": "secret"}}
+    if key == "credential":
+        followed.source["oauth2-server-uri"] = f"{unity.url}/oidc/v1/token"
+    replace_file()
+    accept_newest()
+    daemon = followed.start()
+    for version in range(1, 4):
+        table.stage(1, first=version)
+        daemon.synced_to(ORDERS, version)
+        replace_file()
+        accept_newest()
+    assert not [line for line in daemon.lines if line["level"] in ("warning", "error")]
+    # Its writer is late: the server knows it already.
+    secrets.append("late-secret")
+    accept_newest()
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "a refusal")
+    assert (error["kind"], daemon.tables()[ORDERS]["state"]) == ("Unauthorized", "retrying")
+    replace_file()
+    accept_newest()
+    table.stage(1, first=4)
+    daemon.synced_to(ORDERS, 4)
     assert followed.rows() == table.live_rows()
+    assert not [line for line in daemon.lines if line["event"] in ("table.parked", "config.reloaded")]
+    assert not [secret for secret in secrets if secret in json.dumps(daemon.lines)]
 
 
 @pytest.mark.parametrize("has_delta_api", [True, False], ids=["Delta API", "older API"])
@@ -370,7 +413,7 @@ def test_a_start_while_the_catalog_is_away(
     daemon.kill()
     unity.answer = lambda request: Answer(503, {})
     dropped = command(daemon.config, "forget", "--all", "--drop")
-    assert "nothing to do" in dropped.stdout, dropped
+    assert "nothing to forget" in dropped.stdout, dropped
     followed.daemon = Daemon(daemon.config)
     daemon = followed.start()
     until(lambda: daemon.tables().get(ORDERS, {}).get("state") == "retrying", "the catalog is away")
