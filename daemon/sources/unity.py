@@ -6,20 +6,21 @@ The paths and fields are those of `api/delta.yaml` (the Delta API, v1) and `api/
 from __future__ import annotations
 
 import math
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from http.client import HTTPException
 from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
-import urllib3
-from msgspec.json import Decoder
+from msgspec.json import Decoder, encode
 
 from daemon.clock import Clock
 from daemon.errors import LogMissing, SourceCatalogAway, Unauthorized
 from daemon.masking import Secret
 from daemon.sources.credentials import Vended
+from daemon.sources.http import Connections
 from daemon.sources.ratified import Ratified, StagedCommit
 from daemon.sources.table_info import TableInfo
 
@@ -28,8 +29,6 @@ T = TypeVar("T")
 API = "/api/2.1/unity-catalog"
 DELTA_API = "/delta/v1"
 LOAD_TABLE = "GET /v1/catalogs/{catalog}/schemas/{schema}/tables/{table}"
-TIMEOUT_S = 10.0
-ANSWER_BYTES_MAX = 64 << 20
 # A server that asks for patience gets it, up to this.
 RETRY_AFTER_MAX_S = 300.0
 # What a server does not know about itself is asked for again after this.
@@ -133,7 +132,7 @@ class UnityCatalog:
         self._properties = properties
         self._clock = clock
         self._uri = properties["uri"].rstrip("/").removesuffix(API)
-        self._pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False, maxsize=8)
+        self._connections = Connections()
         self._lock = Lock()
         self._token: tuple[str, float] | None = None  # and when it is to be renewed
         self._not_before_s = 0.0
@@ -289,23 +288,18 @@ class UnityCatalog:
         headers = {"Accept": "application/json"}
         if token:
             headers["Authorization"] = f"Bearer {token}"
-        return self._open(method, f"{self._uri}{API}{path}", headers, json=body)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        return self._open(method, f"{self._uri}{API}{path}", headers, None if body is None else encode(body))
 
-    def _open(self, method: str, url: str, headers: Mapping[str, str], **sent: Any) -> tuple[int, bytes]:
-        sent = {key: value for key, value in sent.items() if value is not None}
+    def _open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> tuple[int, bytes]:
         try:
-            # Redirects are not followed: they would carry the token to another place.
-            answer = self._pool.request(method, url, headers=headers, redirect=False, preload_content=False, **sent)
-            with closing(answer):
-                data = answer.read(ANSWER_BYTES_MAX + 1)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._away(str(error)) from error
-        if len(data) > ANSWER_BYTES_MAX:
-            raise self._nonsense(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
-        wait = answer.headers.get("Retry-After", "")
-        if answer.status in (429, 503) and wait.isdigit():
-            self._not_before_s = self._clock.monotonic_s() + min(float(wait), RETRY_AFTER_MAX_S)
-        return answer.status, data
+            answer = self._connections.request(method, url, headers, body)
+        except (HTTPException, OSError) as error:
+            raise self._away(str(error) or type(error).__name__) from error
+        if answer.status in (429, 503) and answer.retry_after.isdigit():
+            self._not_before_s = self._clock.monotonic_s() + min(float(answer.retry_after), RETRY_AFTER_MAX_S)
+        return answer.status, answer.data
 
     def _bearer(self, refused: str | None = None) -> str:
         """The token; a new one if it ends soon, or is the one that was `refused`. Empty if there is none."""
@@ -326,9 +320,11 @@ class UnityCatalog:
 
     def _ask_token(self) -> _Token:
         fields = {"grant_type": "client_credentials", "scope": self._properties.get("scope", "all-apis")}
-        headers = urllib3.make_headers(basic_auth=self._read("credential"))
-        place = self._properties["oauth2-server-uri"]
-        status, data = self._open("POST", place, headers, fields=fields, encode_multipart=False)
+        headers = {
+            "Authorization": f"Basic {b64encode(self._read('credential').encode()).decode()}",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        status, data = self._open("POST", self._properties["oauth2-server-uri"], headers, urlencode(fields).encode())
         if status != 200:
             raise Unauthorized(
                 f"the token server of the catalog {self.name} answers with status {status}",

@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -18,40 +17,12 @@ from pyiceberg.catalog import load_catalog
 
 from tests.kit.checks import duckdb_rows, rows_of
 from tests.kit.daemons import Daemon, command, set_constants, until, write_config
-from tests.kit.handmade import HandmadeTable, new_uuid, sql_catalog
+from tests.kit.handmade import new_uuid, sql_catalog
+from tests.kit.handmade_managed import Managed
 from tests.kit.servers import ObjectStore
 from tests.kit.unity import Answer, StagedCommit, UnityServer, UnityTable, unity_server
 
-FEATURES = ("deletionVectors", "catalogManaged", "vacuumProtocolCheck", "inCommitTimestamp")
 ORDERS = "lake.orders"
-
-
-@dataclass
-class Managed(HandmadeTable):
-    """Its commits are staged; `told` is what the catalog says of it. Version 0 is published, as Delta does it."""
-
-    told: UnityTable = field(init=False)
-
-    def create(self) -> None:
-        super().create()
-        self.told = UnityTable(str(new_uuid()), self.location)
-        (self.folder / "_delta_log" / "_staged_commits").mkdir()
-
-    def protocol(self, features: Any = FEATURES) -> dict[str, Any]:
-        readers = [name for name in features if name != "inCommitTimestamp"]
-        return {**super().protocol(features), "readerFeatures": readers}
-
-    def stage(self, number: int, first: int = 100) -> None:
-        """A file more, in a commit that the catalog ratifies."""
-        path = self.write_file([(first + row, "x", f"v{row}") for row in range(number)])
-        version = self.commit([self.add(path)])
-        name = f"{version:020d}.{new_uuid()}.json"
-        staged = self.folder / "_delta_log" / "_staged_commits" / name
-        self.commit_path(version).rename(staged)
-        stat = staged.stat()
-        commit = StagedCommit(version, version, name, stat.st_size, int(stat.st_mtime * 1000))
-        self.told.commits = [*self.told.commits, commit]
-        self.told.latest_version = version
 
 
 @pytest.fixture
@@ -271,9 +242,7 @@ def test_a_reload_with_another_token(table: Managed, unity: UnityServer, follow:
 
 
 @pytest.mark.parametrize("key", ["token", "credential"])
-def test_a_secret_that_rotates(
-    table: Managed, unity: UnityServer, follow: Callable[..., Followed], key: str
-) -> None:
+def test_a_secret_that_rotates(table: Managed, unity: UnityServer, follow: Callable[..., Followed], key: str) -> None:
     """Its file is read again after a refusal, without a reload; none of its texts is shown."""
     followed = follow()
     secrets: list[str] = []
