@@ -23,6 +23,7 @@ from daemon.sources.credentials import Vended
 from daemon.sources.http import Connections
 from daemon.sources.ratified import Ratified, StagedCommit
 from daemon.sources.table_info import TableInfo
+from daemon.store.locations import normalize_location
 
 T = TypeVar("T")
 
@@ -162,8 +163,9 @@ class UnityCatalog:
         """
         if self._offers_delta_api(table.catalog_name):
             loaded = self._get(f"{DELTA_API}{_path_of(table)}", _decode_loaded)
-            if loaded.metadata.table_uuid != table.table_id:
-                raise _renamed(self.name, table.full_name, loaded.metadata.table_uuid, table.table_id)
+            found = (loaded.metadata.table_uuid, normalize_location(loaded.metadata.location))
+            if found != (table.table_id, table.storage_location):
+                raise _replaced(self.name, table, *found)
             if loaded.latest_table_version is None:
                 return None
             return self._ratified(table, loaded.latest_table_version, loaded.commits)
@@ -353,8 +355,9 @@ def _path_of(table: TableInfo) -> str:
     return f"/catalogs/{catalog}/schemas/{schema}/tables/{name}"
 
 
-def _renamed(catalog: str, full_name: str, found: str, wanted: str) -> LogMissing:
+def _replaced(catalog: str, table: TableInfo, found_id: str, location: str) -> LogMissing:
     return LogMissing(
-        f"{full_name} is another table now in the catalog {catalog}: its id is {found}, and was {wanted}",
+        f"{table.full_name} is another table now in the catalog {catalog}: {found_id} at {location}, and was "
+        f"{table.table_id} at {table.storage_location}",
         hint="The next listing of the catalog finds where the table is.",
     )
