@@ -7,7 +7,7 @@ each in a new process, as after a start of dvsync.
 
 The data files are hard links of a few small ones: ten columns with statistics, partitioned by a date-like text, some of
 them with deletion vectors. The log is JSON commits of 5,000 adds each, or with `--checkpoint` a classic checkpoint that
-Delta wrote before the clock starts. With `--managed`, a catalog manages the table, and its last commits are staged;
+Delta wrote before the clock starts. With `--managed`, a catalog manages the table, and its last commit is staged;
 the catalog's own answer takes no time here. `Python` is the process of dvsync itself, `children` the JVM and Spark's
 Python workers; of both the peak of samples. CPU seconds are those of all of them: divided by the cores they are the
 least time that the sync can take, whatever else the machine does.
@@ -36,19 +36,16 @@ from daemon.delta.log import DeltaLog
 from daemon.iceberg.target import Target
 from daemon.pipeline import runner
 from daemon.pipeline.runner import Runner
-from daemon.sources.credentials import Credentials
-from daemon.sources.ratified import STAGED_FOLDER, Ratified, RatifiedStorage, StagedCommit
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import SparkState
 from daemon.sync import transaction
 from daemon.sync.follower import Follower
 from daemon.translate.planner import Planner
-from state import SourceEntry
 from state.sql.store import StateStore
-from tests.kit.handmade import Bench, new_uuid
+from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.handmade_managed import Managed
 
 TARGET_S = 60
-STAGED = 3
 
 STEPS: Steps = {
     "state read": [(runner, ("read_table_state",))],
@@ -70,18 +67,13 @@ class Expected:
     data_files: int
     with_dv: int
     live_rows: int
-    ratified: Ratified | None
+    delta: HandmadeTable
 
     def open(self, folder: Path) -> Bench:
         bench = Bench(folder, self.location, engine="auto")
-        if ratified := self.ratified:
-            clock, credentials = bench.clock, Credentials(lambda: [], self.location, {}, bench.clock)
-            storage = RatifiedStorage(
-                credentials, bench.context.log.folder, clock, lambda: ratified, source="main.sales.orders"
-            )
-            entry = SourceEntry("unity", "main", "sales", "orders", "id", self.location, is_managed=True)
-            settings = bench.settings.for_entry(entry)
-            log = DeltaLog(storage, self.location, clock)
+        if isinstance(self.delta, Managed):
+            settings = bench.settings.for_entry(self.delta.entry)
+            log = DeltaLog(self.delta.storage(), self.location, bench.clock, is_ratified=True)
             bench.follower = Follower(replace(bench.context, settings=settings, log=log))
         return bench
 
@@ -120,18 +112,6 @@ def write_checkpoint(spark: Any, table: LargeTable) -> None:
     log.checkpoint()
 
 
-def stage(table: LargeTable) -> Ratified:
-    """Move the last commits, which are then known by the catalog alone."""
-    staged, newest = {}, table.delta.version
-    folder = table.delta.folder / "_delta_log" / STAGED_FOLDER
-    folder.mkdir()
-    for version in range(newest - STAGED + 1, newest + 1):
-        path = table.delta.commit_path(version).rename(folder / f"{version:020d}.{new_uuid()}.json")
-        stat = path.stat()
-        staged[version] = StagedCommit(path.name, stat.st_size, stat.st_mtime_ns // 1_000_000)
-    return Ratified(newest, staged)
-
-
 def measure(
     folder: Path, *, data_files: int, with_dv: int, checkpoint: bool, again: bool, managed: bool
 ) -> list[Result]:
@@ -144,12 +124,11 @@ def measure(
             with pipeline.session() as spark:
                 write_checkpoint(spark, table)
             pipeline.close()
-        ratified = stage(table) if managed else None
         pipeline = SparkPipeline(SparkSettings())
         start_s = time.perf_counter()
         with pipeline.session():
             session_s = time.perf_counter() - start_s
-            expected = Expected(table.delta.location, data_files, with_dv, table.live_rows(data_files), ratified)
+            expected = Expected(table.delta.location, data_files, with_dv, table.live_rows(data_files), table.delta)
             results = [measure_sync(Path(name) / kind, expected, kind) for kind in ("cold", "warm")]
         pipeline.close()
         if again:

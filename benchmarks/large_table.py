@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyiceberg.table import Table
 
-from tests.kit.handmade import FEATURES, HandmadeTable
+from tests.kit.handmade import HandmadeTable, new_uuid
+from tests.kit.handmade_managed import Managed
+from tests.kit.unity import UnityTable
 
 COLUMNS = (
     ("id", "long"),
@@ -29,7 +31,6 @@ COLUMNS = (
     ("shipped", "date"),
     ("created", "timestamp"),
 )
-MANAGED = ("catalogManaged", "vacuumProtocolCheck")
 ROWS = 100
 FILES_PER_DAY = 1000
 # ext4 allows 65,000 names for one file.
@@ -152,15 +153,14 @@ STATS = json.dumps(
 def make_large_table(folder: Path, *, files: int, with_dv: int = 0, managed: bool = False) -> LargeTable:
     """A table of `files` data files; `with_dv` of them, spread evenly, have ten deleted rows each.
 
-    If it is `managed`, a catalog may ratify its commits.
+    If it is `managed`, a catalog ratifies its commits, and the last one is not published.
     """
-    delta = HandmadeTable(folder, partitioned=True)
-    protocol = delta.protocol((*FEATURES, *MANAGED) if managed else FEATURES)
-    if managed:
-        protocol["writerFeatures"] = [*protocol["writerFeatures"], "inCommitTimestamp"]
-        delta.commit_info["inCommitTimestamp"] = 1
+    delta = (Managed if managed else HandmadeTable)(folder, partitioned=True)
     (folder / "_delta_log").mkdir(parents=True)
-    delta.commit([{"protocol": protocol}, {"metaData": delta.metadata(COLUMNS)}], operation="CREATE TABLE")
+    if isinstance(delta, Managed):
+        delta.told = UnityTable(new_uuid(), delta.location)
+        delta.staged("").mkdir()
+    delta.commit([{"protocol": delta.protocol()}, {"metaData": delta.metadata(COLUMNS)}], operation="CREATE TABLE")
     table = LargeTable(delta, [], 0)
     for number in range(files):
         day = date(2026, 1, 1) + timedelta(days=number // FILES_PER_DAY)
@@ -177,5 +177,7 @@ def make_large_table(folder: Path, *, files: int, with_dv: int = 0, managed: boo
     if with_dv:
         table.set_deleted(table.paths[:: files // with_dv][:with_dv], range(0, ROWS, 10))
     for start in range(0, files, ADDS_PER_COMMIT):
+        if isinstance(delta, Managed):
+            delta.publish()
         delta.commit([table.add(path) for path in table.paths[start : start + ADDS_PER_COMMIT]])
     return table

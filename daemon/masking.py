@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from urllib.parse import quote, unquote
 
 # Shorter secrets are not masked: they would match parts of harmless words.
@@ -40,7 +42,24 @@ def scrub(text: str) -> str:
 
 
 class Secret(str):
-    """A text that was read through a reference. It is never shown."""
+    """A text that was read through a reference, perhaps from a `file`. It is never shown."""
+
+    file: Path | None = None
+
+    @classmethod
+    def read(cls, file: Path) -> Secret:
+        """Raises OSError, ValueError."""
+        secret = cls(file.read_text("utf-8").rstrip("\r\n"))
+        secret.file = file
+        return secret
+
+    def read_again(self) -> Secret:
+        """What its file has now; itself without a file, or while that has no text."""
+        with suppress(OSError, ValueError):
+            if self.file and (secret := Secret.read(self.file)) and secret != self:
+                hide([secret])
+                return secret
+        return self
 
 
 def masked(text: str) -> str:

@@ -134,7 +134,7 @@ def sync(
             say(f"there are no tables in {config_path(context)}")
         names = [name for name in names if name not in {each.record.name for each in gone}]
         chosen = find_tables(settings, names) if names or not tables else []
-        console = Console()
+        console = Console(emoji=False)
         try:
             with progress_bars(console) as bars:
                 progress_of = partial(TableProgress, bars)
@@ -192,7 +192,7 @@ def status(
                 found = [status for status in found if status.name in names]
             return lines, [status for status in found if not states or status.state in states]
 
-    console = Console()
+    console = Console(emoji=False)
     if watch:
         with suppress(KeyboardInterrupt):
             while True:

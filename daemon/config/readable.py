@@ -141,15 +141,15 @@ class References:
             return value
         kind, _, name = value.partition(":")
         try:
-            text = (self.folder / Path(name).expanduser()).read_text("utf-8") if kind == "file" else os.environ[name]
+            path = self.folder / Path(name).expanduser()
+            secret = Secret.read(path) if kind == "file" else Secret(os.environ[name].rstrip("\r\n"))
         except (OSError, KeyError, ValueError, RuntimeError) as error:
             reason = "is not set" if isinstance(error, KeyError) else "is not a UTF-8 text file"
             if isinstance(error, OSError):
                 reason = (error.strerror or str(error)).lower()
         else:
-            text = text.rstrip("\r\n")
-            if text:
-                return Secret(text)
+            if secret:
+                return secret
             reason = "is empty"
         self.faults.append(f"{place}: {named_place(value)}: {reason}")
         self.unread.add(place)

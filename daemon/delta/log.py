@@ -15,7 +15,15 @@ import msgspec
 from daemon.clock import Clock
 from daemon.delta.actions import Commit, Totals
 from daemon.delta.commit_file import HEAD_BYTES, CommitReader, KnownCommit, compare_listed, known_commit, too_large
-from daemon.errors import CommitIncomplete, CorruptInput, LogMissing, ObjectMissing, ResyncNeeded, Unsupported
+from daemon.errors import (
+    CommitIncomplete,
+    CorruptInput,
+    LogMissing,
+    ObjectMissing,
+    ResyncNeeded,
+    SyncError,
+    Unsupported,
+)
 from daemon.store.locations import FileMeta, Span
 from daemon.store.storage import FileIOStorage
 from state.records import RECENT_COMMITS_MAX, CommitIdentity
@@ -47,13 +55,18 @@ class _Ahead:
 
 
 class DeltaLog:
-    """The log of the table at `location` (a normalised URI). Remembers the last commit that it read or checked."""
+    """The log of the table at `location` (a normalised URI). Remembers the last commit that it read or checked.
 
-    def __init__(self, storage: FileIOStorage, location: str, clock: Clock) -> None:
+    With `is_ratified`, a catalog says what the commits are: none is ever replaced, and all get another time when they
+    are published.
+    """
+
+    def __init__(self, storage: FileIOStorage, location: str, clock: Clock, *, is_ratified: bool = False) -> None:
         self.location = location
         self.folder = f"{location}/_delta_log"
         self.storage = storage
         self._clock = clock
+        self._is_ratified = is_ratified
         self._known: KnownCommit | None = None
         self._ahead: _Ahead | None = None
 
@@ -206,7 +219,7 @@ class DeltaLog:
             self._known = replace(found, timestamp_ms=timestamp_ms)
             return
         else:
-            what = _replaced(version, known.what_differs(found) if known else "timestamp")
+            raise self._replaced(version, known.what_differs(found) if known else "timestamp")
         raise self._resync_needed(what, version)
 
     def is_untouched(self, version: int) -> bool:
@@ -261,7 +274,8 @@ class DeltaLog:
             older = {version: meta for version, meta in commits.items() if version < after}
             now, replaced = compare_listed(older, recent, self._probe)
             for version, differing in replaced:
-                raise self._resync_needed(_replaced(version, differing), version)
+                if not (self._is_ratified and differing == "time"):
+                    raise self._replaced(version, differing)
             return tuple(each for each in now if each not in recent)
         if not commits and not any(self._list(after="")):
             raise log_gone(self.location)
@@ -273,6 +287,20 @@ class DeltaLog:
 
     def _resync_needed(self, what: str, version: int, hint: str = HINT_OTHER_LOG) -> ResyncNeeded:
         return ResyncNeeded(what, version=version, path=self.commit_path(version), hint=hint)
+
+    def _replaced(self, version: int, differing: str) -> SyncError:
+        if self._is_ratified:
+            return CorruptInput(
+                f"commit {version} was published or is named with another {differing} than the one that was synced",
+                version=version,
+                path=self.commit_path(version),
+                hint="Restore the commit that the catalog ratified, then `dvsync resume` the table; or `dvsync resync` "
+                "it to show the table as it is now.",
+            )
+        was = "was" if differing == "content" else "may have been"
+        return self._resync_needed(
+            f"commit {version} {was} replaced after it was synced: its {differing} differs", version
+        )
 
     def gap(self, missing: int, following: int) -> CorruptInput:
         return CorruptInput(
@@ -319,11 +347,6 @@ class DeltaLog:
             elif match := CHECKPOINT_FILE.fullmatch(meta.name):
                 checkpoints.append(int(match[1]))
         return commits, checkpoints
-
-
-def _replaced(version: int, differing: str) -> str:
-    was = "was" if differing == "content" else "may have been"
-    return f"commit {version} {was} replaced after it was synced: its {differing} differs"
 
 
 def last_commits(listed: Mapping[int, FileMeta], version: int) -> dict[int, FileMeta]:

@@ -68,7 +68,9 @@ def discover(
     cannot be asked. A table that was followed so far also stays if its own folder cannot be read.
     """
     search = _Search(settings, clock, records, before or Found())
-    for pattern in (table for table in settings.tables if table.is_pattern):
+    # Names first: their tables have settings of their own.
+    patterns = [table for table in settings.tables if table.is_pattern]
+    for pattern in sorted(patterns, key=lambda each: "*" in each.source):
         if wanted := pattern.source_name:
             search.ask_catalog(pattern, wanted)
         else:
@@ -140,6 +142,9 @@ class _Search:
     def _add(self, pattern: TableSettings, source: str, known_as: str, make: Callable[[], TableSettings]) -> None:
         """Add the table that `pattern` makes of `source`, or the trouble because of which it makes none."""
         if source in self._sources:
+            if "*" not in pattern.source:
+                hint = "Name the table once; or, if two tables should be there, correct the catalog."
+                self.found.troubles[pattern.source] = Unsupported(f"{source} is followed already", hint=hint)
             return
         self._sources.add(source)
         try:

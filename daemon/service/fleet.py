@@ -18,6 +18,7 @@ from daemon.scheduling.jobs import MaintenanceJob, VerifyJob
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, gone_among, remember_vanished, vanished_by_pattern
+from daemon.sources.finder import SourceCatalog, open_catalog
 from daemon.status.board import Board, Topic, Unready
 from daemon.status.table_status import gone_status
 from daemon.status.watch import Watch
@@ -41,6 +42,7 @@ class _Definition(NamedTuple):
     table: TableSettings
     properties: dict[str, str]
     limits: LimitsSettings
+    source_catalog: SourceCatalog | None
 
     @property
     def target(self) -> tuple[str, str]:
@@ -180,8 +182,15 @@ class Fleet:
         settings = self._parts.settings
         # A changed number of slots must not set every table up again.
         limits = settings.limits.model_copy(update={"tables_at_once": 1})
+        sources = {table.entry.source for table in self._found.tables if table.entry}
+        clients = {source: open_catalog(settings, source) for source in sources}
         wanted = {
-            table.name: _Definition(table, settings.file_properties(table.catalog), limits)
+            table.name: _Definition(
+                table,
+                settings.file_properties(table.catalog),
+                limits,
+                clients[table.entry.source] if table.entry else None,
+            )
             for table in self._found.tables
         }
         changed = {name for name, definition in self._running.items() if wanted.get(name) != definition}

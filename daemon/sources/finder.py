@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from functools import lru_cache, partial
+from pathlib import Path
 
 from daemon.clock import Clock, SystemClock
 from daemon.config.settings import Settings, SourceName, TableSettings
@@ -22,10 +23,11 @@ from state import SourceEntry
 SourceCatalog = UnityCatalog | HiveMetastore | GlueMetastore
 
 
-# One client for each catalog and configuration: it remembers tokens, and connections stay open.
+# One client for each catalog and configuration: it remembers tokens, and connections stay open. A secret's file counts,
+# too: it is read again.
 @lru_cache(maxsize=64)
-def _opened(name: str, given: frozenset[tuple[str, str]]) -> SourceCatalog:
-    properties = dict(given)
+def _opened(name: str, given: frozenset[tuple[str, str, Path | None]]) -> SourceCatalog:
+    properties = {key: value for key, value, _ in given}
     match properties.pop("type"):
         case "hive":
             return HiveMetastore(name, properties)
@@ -35,7 +37,8 @@ def _opened(name: str, given: frozenset[tuple[str, str]]) -> SourceCatalog:
 
 
 def open_catalog(settings: Settings, name: str) -> SourceCatalog:
-    return _opened(name, frozenset(settings.sources[name].items()))
+    properties = settings.sources[name].items()
+    return _opened(name, frozenset((key, value, getattr(value, "file", None)) for key, value in properties))
 
 
 def find_entries(settings: Settings, wanted: SourceName) -> tuple[list[SourceEntry], dict[str, str]]:

@@ -88,10 +88,9 @@ class RatifiedStorage(VendedStorage):
         """Return what is ratified now. One request, or none soon after another one."""
         return self._fresh()
 
-    def place_of(self, path: str) -> str:
-        """Return where a file of the log is. Raises ObjectMissing for a commit that the catalog has not ratified."""
-        version = self._version_of(path)
-        return path if version is None else self._file_of(path, version)
+    @property
+    def _newest(self) -> int | None:
+        return self._answer.newest if self._answer else None
 
     def _version_of(self, path: str) -> int | None:
         """The version of a commit file's path; None for other files."""
@@ -117,11 +116,21 @@ class RatifiedStorage(VendedStorage):
         try:
             return read(file)
         except ObjectMissing:
-            if file == path:
+            # Log cleanup removes published commits, but never the newest one.
+            if file == path and version != self._newest:
                 raise
         # It may have been published since the catalog named it.
         self._fresh(at_once=True)
-        return read(self._file_of(path, version))
+        file = self._file_of(path, version)
+        try:
+            return read(file)
+        except ObjectMissing as error:
+            raise SourceCatalogAway(
+                f"the catalog names version {version} of {self._source}, but the commit is not there",
+                version=version,
+                path=file,
+                hint="Restore the file. dvsync looks again.",
+            ) from error
 
     def exists(self, path: str) -> bool:
         version = self._version_of(path)

@@ -5,30 +5,31 @@ The paths and fields are those of `api/delta.yaml` (the Delta API, v1) and `api/
 
 from __future__ import annotations
 
+import math
+from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from http.client import HTTPException
 from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
 import msgspec
-import urllib3
-from msgspec.json import Decoder
+from msgspec.json import Decoder, encode
 
 from daemon.clock import Clock
 from daemon.errors import LogMissing, SourceCatalogAway, Unauthorized
 from daemon.masking import Secret
 from daemon.sources.credentials import Vended
+from daemon.sources.http import Connections
 from daemon.sources.ratified import Ratified, StagedCommit
 from daemon.sources.table_info import TableInfo
+from daemon.store.locations import normalize_location
 
 T = TypeVar("T")
 
 API = "/api/2.1/unity-catalog"
 DELTA_API = "/delta/v1"
 LOAD_TABLE = "GET /v1/catalogs/{catalog}/schemas/{schema}/tables/{table}"
-TIMEOUT_S = 10.0
-ANSWER_BYTES_MAX = 64 << 20
 # A server that asks for patience gets it, up to this.
 RETRY_AFTER_MAX_S = 300.0
 # What a server does not know about itself is asked for again after this.
@@ -133,9 +134,9 @@ class UnityCatalog:
         self._properties = properties
         self._clock = clock
         self._uri = properties["uri"].rstrip("/").removesuffix(API)
-        self._pool = urllib3.PoolManager(timeout=TIMEOUT_S, retries=False, maxsize=8)
+        self._connections = Connections()
         self._lock = Lock()
-        self._token: tuple[str, float] | None = None  # of the OAuth server, and when it is to be renewed
+        self._token: tuple[str, float] | None = None  # and when it is to be renewed
         self._not_before_s = 0.0
         self._has_delta_api: dict[str, tuple[bool, float]] = {}
 
@@ -168,8 +169,9 @@ class UnityCatalog:
         """
         if self._offers_delta_api(table.catalog_name):
             loaded = self._get(f"{DELTA_API}{_path_of(table)}", _decode_loaded)
-            if loaded.metadata.table_uuid != table.table_id:
-                raise _renamed(self.name, table.full_name, loaded.metadata.table_uuid, table.table_id)
+            found = (loaded.metadata.table_uuid, normalize_location(loaded.metadata.location))
+            if found != (table.table_id, table.storage_location):
+                raise _replaced(self.name, table, *found)
             if loaded.latest_table_version is None:
                 return None
             return self._ratified(table, loaded.latest_table_version, loaded.commits)
@@ -261,11 +263,16 @@ class UnityCatalog:
         """Raises LogMissing for 404."""
         if query:
             path = f"{path}?{urlencode(query)}"
-        status, data = self._request(method, path, body)
+        if self._clock.monotonic_s() < self._not_before_s:
+            raise SourceCatalogAway(
+                f"the catalog {self.name} is busy, and has said for how long (Retry-After)",
+                hint="dvsync asks again after that time.",
+            )
+        token = self._bearer()
+        status, data = self._request(method, path, body, token)
         if status == 401:
             # The token may have been replaced since it was read.
-            self._token = None
-            status, data = self._request(method, path, body)
+            status, data = self._request(method, path, body, self._bearer(refused=token))
         if status in (401, 403):
             refused = "refuses the token" if status == 401 else f"does not give the right to read {path}"
             raise Unauthorized(
@@ -286,57 +293,56 @@ class UnityCatalog:
         except (msgspec.DecodeError, RecursionError) as error:
             raise self._nonsense(f"its answer to {path} is not what Unity's API says: {error}") from error
 
-    def _request(self, method: str, path: str, body: object) -> tuple[int, bytes]:
-        if self._clock.monotonic_s() < self._not_before_s:
-            raise SourceCatalogAway(
-                f"the catalog {self.name} is busy, and has said for how long (Retry-After)",
-                hint="dvsync asks again after that time.",
-            )
+    def _request(self, method: str, path: str, body: object, token: str) -> tuple[int, bytes]:
         headers = {"Accept": "application/json"}
-        if token := self._bearer():
+        if token:
             headers["Authorization"] = f"Bearer {token}"
-        return self._open(method, f"{self._uri}{API}{path}", headers, json=body)
+        if body is not None:
+            headers["Content-Type"] = "application/json"
+        return self._open(method, f"{self._uri}{API}{path}", headers, None if body is None else encode(body))
 
-    def _open(self, method: str, url: str, headers: Mapping[str, str], **sent: Any) -> tuple[int, bytes]:
-        sent = {key: value for key, value in sent.items() if value is not None}
+    def _open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> tuple[int, bytes]:
         try:
-            # Redirects are not followed: they would carry the token to another place.
-            answer = self._pool.request(method, url, headers=headers, redirect=False, preload_content=False, **sent)
-            with closing(answer):
-                data = answer.read(ANSWER_BYTES_MAX + 1)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise self._away(str(error)) from error
-        if len(data) > ANSWER_BYTES_MAX:
-            raise self._nonsense(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
-        wait = answer.headers.get("Retry-After", "")
-        if answer.status in (429, 503) and wait.isdigit():
-            self._not_before_s = self._clock.monotonic_s() + min(float(wait), RETRY_AFTER_MAX_S)
-        return answer.status, data
+            answer = self._connections.request(method, url, headers, body)
+        except (HTTPException, OSError) as error:
+            raise self._away(str(error) or type(error).__name__) from error
+        if answer.status in (429, 503) and answer.retry_after.isdigit():
+            self._not_before_s = self._clock.monotonic_s() + min(float(answer.retry_after), RETRY_AFTER_MAX_S)
+        return answer.status, answer.data
 
-    def _bearer(self) -> str | None:
-        properties = self._properties
-        if "token" in properties or "credential" not in properties:
-            return properties.get("token")
+    def _bearer(self, refused: str | None = None) -> str:
+        """The token; a new one if it ends soon, or is the one that was `refused`. Empty if there is none."""
         with self._lock:
             now_s = self._clock.monotonic_s()
-            if self._token is None or now_s >= self._token[1]:
-                client, _, secret = properties["credential"].partition(":")
-                fields = {"grant_type": "client_credentials", "scope": properties.get("scope", "all-apis")}
-                headers = urllib3.make_headers(basic_auth=f"{client}:{secret}")
-                status, data = self._open(
-                    "POST", properties["oauth2-server-uri"], headers, fields=fields, encode_multipart=False
-                )
-                if status != 200:
-                    raise Unauthorized(
-                        f"the token server of the catalog {self.name} answers with status {status}",
-                        hint=f"Check sources.{self.name}.credential and oauth2-server-uri.",
-                    )
-                try:
-                    token = _decode_token(data)
-                except msgspec.DecodeError as error:
-                    raise self._nonsense(f"its token server's answer is no token: {error}") from error
-                self._token = Secret(token.access_token), now_s + token.expires_in * TOKEN_LIFE
+            if self._token is None or now_s >= self._token[1] or self._token[0] == refused:
+                if "credential" in self._properties and "token" not in self._properties:
+                    token = self._ask_token()
+                    self._token = token.access_token, now_s + token.expires_in * TOKEN_LIFE
+                else:
+                    self._token = self._read("token"), math.inf
             return self._token[0]
+
+    def _read(self, key: str) -> str:
+        """A property as its file has it now."""
+        text = self._properties.get(key, "")
+        return text.read_again() if isinstance(text, Secret) else text
+
+    def _ask_token(self) -> _Token:
+        fields = {"grant_type": "client_credentials", "scope": self._properties.get("scope", "all-apis")}
+        headers = {
+            "Authorization": f"Basic {b64encode(self._read('credential').encode()).decode()}",
+            "Content-Type": "application/x-www-form-urlencoded",
+        }
+        status, data = self._open("POST", self._properties["oauth2-server-uri"], headers, urlencode(fields).encode())
+        if status != 200:
+            raise Unauthorized(
+                f"the token server of the catalog {self.name} answers with status {status}",
+                hint=f"Check sources.{self.name}.credential and oauth2-server-uri. dvsync asks again.",
+            )
+        try:
+            return _decode_token(data)
+        except msgspec.DecodeError as error:
+            raise self._nonsense(f"its token server's answer is no token: {error}") from error
 
     def _away(self, why: str) -> SourceCatalogAway:
         return SourceCatalogAway(
@@ -356,8 +362,9 @@ def _path_of(table: TableInfo) -> str:
     return f"/catalogs/{catalog}/schemas/{schema}/tables/{name}"
 
 
-def _renamed(catalog: str, full_name: str, found: str, wanted: str) -> LogMissing:
+def _replaced(catalog: str, table: TableInfo, found_id: str, location: str) -> LogMissing:
     return LogMissing(
-        f"{full_name} is another table now in the catalog {catalog}: its id is {found}, and was {wanted}",
+        f"{table.full_name} is another table now in the catalog {catalog}: {found_id} at {location}, and was "
+        f"{table.table_id} at {table.storage_location}",
         hint="The next listing of the catalog finds where the table is.",
     )

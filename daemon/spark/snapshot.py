@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from daemon.delta.log import DeltaLog
 from daemon.sources.credentials import VendedStorage
-from daemon.sources.ratified import RatifiedStorage
+from daemon.sources.ratified import STAGED_FOLDER, RatifiedStorage
 from daemon.spark.hadoop import own_settings
 from daemon.spark.java_classes import new_object
 
@@ -56,8 +56,8 @@ def _pass_on(spark: SparkSession, log: DeltaLog, storage: RatifiedStorage) -> No
         session.sessionState().catalogManager().catalog(RATIFIED)
     hadoop, answer = jvm.org.apache.hadoop.fs, storage.ask()
     files = gateway.new_array(hadoop.FileStatus, len(answer.staged))
-    for number, (version, staged) in enumerate(sorted(answer.staged.items())):
-        place = hadoop.Path(storage.place_of(log.commit_path(version)))
+    for number, staged in enumerate(answer.staged.values()):
+        place = hadoop.Path(f"{log.folder}/{STAGED_FOLDER}/{staged.file_name}")
         files[number] = hadoop.FileStatus(staged.size_bytes, False, 1, 1, staged.modified_ms, place)
     newest = -1 if answer.newest is None else answer.newest
     builders.getBuilder(RATIFIED).get().answer(hadoop.Path(log.folder), newest, files)

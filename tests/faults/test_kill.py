@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.kit.handmade import HandmadeTable
+from tests.kit.kill_server import PUBLISHINGS
 from tests.kit.killing import ROOT, KillServer, picked_events
 
 # Each case, and how many of its events are played in one flavour: the last one of each name, or a third of these where
@@ -33,6 +34,8 @@ CASES = {
 }
 # Where it matters whether files share a delete file, and of which kind it is: these are played in all flavours.
 WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
+# Where it matters which commits are published.
+OF_A_CATALOG = ("append", "first sync", "several pending")
 
 
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.long)])
@@ -44,6 +47,10 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(
     shares = {"file": CASES[case]}
     if case in WITH_DELETIONS:
         shares |= dict.fromkeys(("partition", "vectors"), "a third")
+    if share == "all" and case != "upgrade":
+        shares["managed"] = "all"
+    elif case in OF_A_CATALOG:
+        shares["managed"] = "a third"
     orders = [
         (servers[flavour], *event)
         for flavour, some in shares.items()
@@ -51,7 +58,7 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(
     ]
     for count, (server, number, _) in enumerate(orders):
         server.order("kill", case, number)
-        server.order("follow", case, count % 8 == 0)
+        server.order("follow", case, count % 8 == 0, PUBLISHINGS[count % 3])
     failures = []
     for server, number, event in orders:
         killed, followed = server.answer(), server.answer()

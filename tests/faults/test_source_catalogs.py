@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from threading import Thread
@@ -17,40 +18,12 @@ from pyiceberg.catalog import load_catalog
 
 from tests.kit.checks import duckdb_rows, rows_of
 from tests.kit.daemons import Daemon, command, set_constants, until, write_config
-from tests.kit.handmade import HandmadeTable, new_uuid, sql_catalog
+from tests.kit.handmade import new_uuid, sql_catalog
+from tests.kit.handmade_managed import Managed
 from tests.kit.servers import ObjectStore
 from tests.kit.unity import Answer, StagedCommit, UnityServer, UnityTable, unity_server
 
-FEATURES = ("deletionVectors", "catalogManaged", "vacuumProtocolCheck", "inCommitTimestamp")
 ORDERS = "lake.orders"
-
-
-@dataclass
-class Managed(HandmadeTable):
-    """Its commits are staged; `told` is what the catalog says of it. Version 0 is published, as Delta does it."""
-
-    told: UnityTable = field(init=False)
-
-    def create(self) -> None:
-        super().create()
-        self.told = UnityTable(str(new_uuid()), self.location)
-        (self.folder / "_delta_log" / "_staged_commits").mkdir()
-
-    def protocol(self, features: Any = FEATURES) -> dict[str, Any]:
-        readers = [name for name in features if name != "inCommitTimestamp"]
-        return {**super().protocol(features), "readerFeatures": readers}
-
-    def stage(self, number: int, first: int = 100) -> None:
-        """A file more, in a commit that the catalog ratifies."""
-        path = self.write_file([(first + row, "x", f"v{row}") for row in range(number)])
-        version = self.commit([self.add(path)])
-        name = f"{version:020d}.{new_uuid()}.json"
-        staged = self.folder / "_delta_log" / "_staged_commits" / name
-        self.commit_path(version).rename(staged)
-        stat = staged.stat()
-        commit = StagedCommit(version, version, name, stat.st_size, int(stat.st_mtime * 1000))
-        self.told.commits = [*self.told.commits, commit]
-        self.told.latest_version = version
 
 
 @pytest.fixture
@@ -85,6 +58,11 @@ class Followed:
         self.daemon.started()
         return self.daemon
 
+    def restart(self) -> Daemon:
+        self.daemon.kill()
+        self.daemon = Daemon(self.daemon.config)
+        return self.start()
+
     def rows(self, name: str = ORDERS, **properties: str) -> list[Any]:
         with closing(load_catalog("local", **sql_catalog(self.folder), **properties)) as catalog:
             return rows_of(catalog.load_table(name).scan().to_arrow())
@@ -98,9 +76,12 @@ def follow(unity: UnityServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         made.append(Followed(tmp_path, unity, *arguments, **more))
         return made[-1]
 
-    set_constants(
-        monkeypatch, {"daemon.service.fleet.DISCOVERY_INTERVAL_S": 0.3, "daemon.scheduling.failures.BACKOFF_MAX_S": 0.5}
-    )
+    constants = {
+        "daemon.service.fleet.DISCOVERY_INTERVAL_S": 0.3,
+        "daemon.scheduling.failures.BACKOFF_MAX_S": 0.5,
+        "daemon.sync.news.NEWEST_COMMIT_INTERVAL_S": 0.3,
+    }
+    set_constants(monkeypatch, constants)
     yield make
     for followed in made:
         if followed.daemon.lines:
@@ -181,6 +162,17 @@ def test_a_catalog_that_refuses_for_a_while(
     assert followed.rows() == table.live_rows()
 
 
+def test_an_answer_of_100_mb(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
+    followed = follow()
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 0)
+    unity.answer = lambda request: Answer(200, iter([b"[" * 1_000_000] * 100))
+    until(lambda: "more than 64 MiB" in (daemon.tables()[ORDERS]["error"] or {}).get("message", ""), "a refusal")
+    unity.answer = None
+    table.stage(1)
+    daemon.synced_to(ORDERS, 1)
+
+
 def newest_missing(table: Managed) -> None:
     table.told.commits = table.told.commits[:-1]
 
@@ -213,6 +205,144 @@ def test_commits_that_make_no_sense(
     table.told.commits = right
     daemon.synced_to(ORDERS, 4)
     assert followed.rows() == table.live_rows()
+
+
+def test_a_commit_that_is_published_later(table: Managed, follow: Callable[..., Followed]) -> None:
+    """Is the same commit, also for a new process; with another content it is refused until a person accepts it."""
+    followed = follow()
+    for number in range(3):
+        table.stage(1, first=number)
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 3)
+    daemon.kill()
+    table.publish()
+    daemon = followed.restart()
+    table.stage(1, first=3)
+    daemon.synced_to(ORDERS, 4)
+    assert not [line for line in daemon.lines if line["event"] == "states.compared"]
+    before = followed.rows()
+    assert before == table.live_rows()
+    path = table.write_file([(9, "x", "of another writer")])
+    table.publish()
+    *lines, last = table.commit_path(4).read_text().splitlines()
+    assert "add" in last
+    table.commit_path(4).write_text("\n".join([*lines, json.dumps(table.add(path))]) + "\n")
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "a refusal")
+    assert (error["kind"], daemon.tables()[ORDERS]["state"]) == ("CorruptInput", "parked")
+    assert "commit 4 was published or is named with another content" in error["message"]
+    assert followed.rows() == before
+    assert command(daemon.config, "resync", ORDERS).returncode == 0
+    until(lambda: (9, "x", "of another writer") in followed.rows(), "the resync")
+
+
+def test_a_staged_file_that_is_missing(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
+    followed = follow()
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 0)
+    told = table.told
+    unity.tables["main", "sales", "orders"] = replace(told)
+    table.stage(2)
+    staged = table.staged(told.commits[-1].file_name)
+    staged.rename(table.folder / "elsewhere")
+    unity.tables["main", "sales", "orders"] = told
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
+    assert (error["kind"], daemon.tables()[ORDERS]["state"]) == ("SourceCatalogAway", "retrying")
+    (table.folder / "elsewhere").rename(staged)
+    daemon.synced_to(ORDERS, 1)
+    assert followed.rows() == table.live_rows()
+
+
+def test_another_staged_file_than_before(table: Managed, follow: Callable[..., Followed]) -> None:
+    followed = follow()
+    table.stage(2)
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    (right,) = table.told.commits
+    name = right.file_name.replace("-", "a")
+    text = table.staged(right.file_name).read_text()
+    table.staged(name).write_text(text.replace('"dataChange": true', '"dataChange": false'))
+    table.told.tell(table.folder, 1, [name])
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "a refusal")
+    assert (error["kind"], daemon.tables()[ORDERS]["state"]) == ("CorruptInput", "parked")
+    table.told.commits = [right]
+    table.stage(2, first=200)
+    daemon.synced_to(ORDERS, 2)
+    assert followed.rows() == table.live_rows()
+
+
+def test_a_gap_between_the_log_and_what_is_named(table: Managed, follow: Callable[..., Followed]) -> None:
+    followed = follow()
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 0)
+    daemon.kill()
+    for number in range(3):
+        table.stage(1, first=number)
+    first, *others = table.told.commits
+    table.told.commits = others
+    daemon = followed.restart()
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "an error")
+    assert "the log has a gap: commit 1 is missing" in error["message"]
+    assert followed.rows() == []
+    table.told.commits = [first, *others]
+    table.stage(1, first=3)
+    daemon.synced_to(ORDERS, 4)
+    assert followed.rows() == table.live_rows()
+
+
+@pytest.mark.parametrize("keeps_id", [True, False], ids=["moved", "another one"])
+def test_a_name_that_leads_elsewhere(
+    table: Managed, unity: UnityServer, tmp_path: Path, follow: Callable[..., Followed], *, keeps_id: bool
+) -> None:
+    """Not a row from there is shown as the former table's; when it leads back, all goes on."""
+    followed = follow()
+    table.stage(2)
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 1)
+    other = Managed(tmp_path / "other")
+    other.create()
+    for number in range(2):
+        other.stage(1, first=900 + number)
+    if keeps_id:
+        other.told.table_id = table.told.table_id
+    unity.tables["main", "sales", "orders"] = other.told
+    until(lambda: "was followed from" in daemon.reasons(), "it is said")
+    assert followed.rows() == table.live_rows()
+    unity.tables["main", "sales", "orders"] = table.told
+    table.stage(2, first=200)
+    daemon.synced_to(ORDERS, 2)
+    assert followed.rows() == table.live_rows()
+
+
+def test_two_names_for_one_table(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
+    """It is followed once: by the name with settings of its own, and what the other name lacks is said."""
+    unity.tables["main", "sales", "again"] = table.told
+    followed = follow("prod:main.sales.*", target="all.{table}")
+    followed.tables += [{"source": "prod:main.sales.orders", "target": ORDERS}]
+    followed.tables += [{"source": "prod:main.sales.again", "target": "lake.again"}]
+    daemon = followed.start()
+    daemon.synced_to(ORDERS, 0)
+    assert set(daemon.tables()) == {ORDERS}
+    assert f"prod:main.sales.again: {table.location} is followed already" in json.dumps(daemon.get("/readyz")[1])
+
+
+def test_names_with_every_character(unity: UnityServer, tmp_path: Path, follow: Callable[..., Followed]) -> None:
+    """A name that cannot be a part of the target needs one of its own."""
+    names = ["é", "名前", "a%2Fb", "a?b#c&d=e+f", "a'b\"c`d", "a\\b", "a:b", "[a]", "-", "a b", "{a}"]
+    tables = {name: Managed(tmp_path / f"t{number}") for number, name in enumerate(names)}
+    for number, (name, table) in enumerate(tables.items()):
+        table.create()
+        table.stage(1, first=number)
+        unity.tables["main", "sales", name] = table.told
+    followed = follow("prod:main.sales.*", target="lake.{table}")
+    targets = {"a b": "lake.space", "a?b#c&d=e+f": "lake.signs"}
+    followed.tables += [{"source": f"prod:main.sales.{name}", "target": target} for name, target in targets.items()]
+    followed.write()
+    said = command(followed.daemon.config, "sync")
+    assert "the name '{a}' cannot be part of lake.{table}" in said.stdout + said.stderr
+    del tables["{a}"]
+    for name, table in tables.items():
+        assert followed.rows(targets.get(name, f"lake.{name}")) == table.live_rows(), name
+        assert f"{targets.get(name, f'lake.{name}')}: advanced" in said.stdout
 
 
 def test_an_older_answer_is_not_believed_by_a_new_process(
@@ -259,21 +389,61 @@ def test_a_token_is_not_sent_to_where_a_redirect_leads(
     assert sent == []
 
 
-def test_a_token_by_oauth(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
-    """A new one is asked for after a refusal."""
+def test_a_reload_with_another_token(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:
+    """Tables that are followed already use it."""
     followed = follow()
-    client = ":".join(unity.client)
-    followed.source = {
-        **{"type": "unity", "uri": unity.url, "credential": client},
-        "oauth2-server-uri": f"{unity.url}/oidc/v1/token",
-    }
-    table.stage(2)
     daemon = followed.start()
+    daemon.synced_to(ORDERS, 0)
+    followed.source["token"] = unity.token = "another-token"
+    until(lambda: daemon.tables()[ORDERS]["error"], "a refusal")
+    followed.write()
+    daemon.signal(signal.SIGHUP)
+    table.stage(2)
     daemon.synced_to(ORDERS, 1)
-    unity.token = "another-token"
-    table.stage(2, first=200)
-    daemon.synced_to(ORDERS, 2)
+
+
+@pytest.mark.parametrize("key", ["token", "credential"])
+def test_a_secret_that_rotates(table: Managed, unity: UnityServer, follow: Callable[..., Followed], key: str) -> None:
+    """Its file is read again after a refusal, without a reload; none of its texts is shown."""
+    followed = follow()
+    secrets: list[str] = []
+
+    def replace_file() -> None:
+        secrets.append(f"secret-{new_uuid()}")
+        made = followed.folder / "new"
+        made.write_text(f"client:{secrets[-1]}\n" if key == "credential" else f"{secrets[-1]}\n")
+        made.rename(followed.folder / "secret")
+
+    def accept_newest() -> None:
+        if key == "credential":
+            unity.client, unity.token = ("client", secrets[-1]), f"token-{secrets[-1]}"
+        else:
+            unity.token = secrets[-1]
+
+    followed.source = {"type": "unity", "uri": unity.url, key: {"file": "secret"}}
+    if key == "credential":
+        followed.source["oauth2-server-uri"] = f"{unity.url}/oidc/v1/token"
+    replace_file()
+    accept_newest()
+    daemon = followed.start()
+    for version in range(1, 4):
+        table.stage(1, first=version)
+        daemon.synced_to(ORDERS, version)
+        replace_file()
+        accept_newest()
+    assert not [line for line in daemon.lines if line["level"] in ("warning", "error")]
+    # Its writer is late: the server knows it already.
+    secrets.append("late-secret")
+    accept_newest()
+    error = until(lambda: daemon.tables()[ORDERS]["error"], "a refusal")
+    assert (error["kind"], daemon.tables()[ORDERS]["state"]) == ("Unauthorized", "retrying")
+    replace_file()
+    accept_newest()
+    table.stage(1, first=4)
+    daemon.synced_to(ORDERS, 4)
     assert followed.rows() == table.live_rows()
+    assert not [line for line in daemon.lines if line["event"] in ("table.parked", "config.reloaded")]
+    assert not [secret for secret in secrets if secret in json.dumps(daemon.lines)]
 
 
 @pytest.mark.parametrize("has_delta_api", [True, False], ids=["Delta API", "older API"])
@@ -376,8 +546,7 @@ def test_a_start_while_the_catalog_is_away(
     unity.answer = lambda request: Answer(503, {})
     dropped = command(daemon.config, "forget", "--all", "--drop")
     assert "nothing to forget" in dropped.stdout, dropped
-    followed.daemon = Daemon(daemon.config)
-    daemon = followed.start()
+    daemon = followed.restart()
     until(lambda: daemon.tables().get(ORDERS, {}).get("state") == "retrying", "the catalog is away")
     assert daemon.tables()[ORDERS]["error"]["kind"] == "SourceCatalogAway"
     table.stage(4, first=200)

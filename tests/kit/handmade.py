@@ -40,6 +40,7 @@ from daemon.sync.context import Writer
 from daemon.sync.first_sync import show_state
 from daemon.sync.follower import Follower
 from daemon.sync.outcomes import SyncResult
+from state import SourceEntry
 from state.sql.store import StateStore
 from tests.kit.states import lay_database
 
@@ -92,7 +93,6 @@ class HandmadeTable:
     deleted: dict[str, set[int]] = field(default_factory=dict)
     # `pathOrInlineDv` of a descriptor -> the file that it leads to.
     dv_files: dict[str, Path] = field(default_factory=dict)
-    commit_info: dict[str, Any] = field(default_factory=dict)  # more of it
     _taken: set[Path] = field(default_factory=set)
 
     @property
@@ -130,10 +130,14 @@ class HandmadeTable:
             "configuration": {"delta.enableDeletionVectors": "true"},
         }
 
+    def commit_info(self) -> dict[str, Any]:
+        """What the next commit says of itself, beside its operation."""
+        return {}
+
     def commit(self, actions: Sequence[Mapping[str, Any]], *, operation: str = "WRITE") -> int:
         """Write the next commit file, whole or not at all, as a real writer does."""
         self.version += 1
-        lines = [{"commitInfo": {"operation": operation, "timestamp": 0, **self.commit_info}}, *actions]
+        lines = [{"commitInfo": {"operation": operation, "timestamp": 0, **self.commit_info()}}, *actions]
         staged = self.folder / "_delta_log" / f".{new_uuid()}.tmp"
         staged.write_text("".join(json.dumps(line) + "\n" for line in lines))
         staged.rename(self.commit_path(self.version))
@@ -271,6 +275,9 @@ class Bench:
     limits: LimitsSettings = field(default_factory=LimitsSettings)
     engine: str = "local"
     writer: Writer | None = None
+    # Of a table that a catalog manages, which says what is in these files.
+    entry: SourceEntry | None = None
+    storage: FileIOStorage | None = None
 
     def __post_init__(self) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
@@ -296,12 +303,14 @@ class Bench:
             catalog="local",
             **{"engine": self.engine, **self.table_options},
         )
+        if self.entry:
+            self.settings = self.settings.for_entry(self.entry)
         self.spark = SparkPipeline(self.spark_settings)
         self.context = make_context(
             self.settings,
             Shared(self.store, self.spark, self.catalogs, self.clock, self.limits),
             catalog,
-            FileIOStorage(catalog),
+            self.storage or FileIOStorage(catalog),
             writer=self.writer,
         )
         self.follower = Follower(self.context)

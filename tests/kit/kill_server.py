@@ -40,6 +40,7 @@ from state.sql.database import Database
 from state.sql.store import StateStore
 from tests.kit.checks import check, duckdb_rows
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.handmade_managed import Managed
 from tests.kit.power import Disk
 
 # Every step that leaves something behind. A file that is opened and not closed is one: its bytes are lost with us.
@@ -70,8 +71,11 @@ STEPS: tuple[tuple[Any, str], ...] = (
 )
 
 
-# How the deletions are shown: a delete file for each data file or partition, or deletion vectors.
-FLAVOURS = ("file", "partition", "vectors")
+# How the deletions are shown: a delete file for each data file or partition, or deletion vectors. Or a table that its
+# catalog manages.
+FLAVOURS = ("file", "partition", "vectors", "managed")
+# What becomes of the commits that the catalog has ratified, between the kill and the next start.
+PUBLISHINGS = ("no", "published", "published and forgotten")
 
 
 @dataclass
@@ -87,7 +91,10 @@ class Case:
         definition.DELETE_GRANULARITY_DEFAULT = "partition" if self.flavour == "partition" else "file"
         news.FOLD_AFTER_VERSIONS = self.fold_after_versions
         options = {"format_version": 3 if self.flavour == "vectors" else 2}
-        return Bench(self.table.folder.parent / "dvsync", self.table.location, table_options=options)
+        of_catalog: dict[str, Any] = {}
+        if isinstance(self.table, Managed):
+            of_catalog = {"entry": self.table.entry, "storage": self.table.storage()}
+        return Bench(self.table.folder.parent / "dvsync", self.table.location, table_options=options, **of_catalog)
 
 
 @dataclass
@@ -102,7 +109,8 @@ class Builder:
     traces: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.table = HandmadeTable(self.folder / "case" / "delta", partitioned=True)
+        kind = Managed if self.flavour == "managed" else HandmadeTable
+        self.table = kind(self.folder / "case" / "delta", partitioned=True)
         self.trace = Trace(self.folder / "case" / "dvsync")
 
     def play(self) -> None:
@@ -129,7 +137,7 @@ class Builder:
         # What was live when the append was synced, with all later versions still to be followed.
         self.follow_again("several pending", after="dv growth", versions=list(self.versions))
         self.follow_again("several folded", after="dv growth", versions=[0, 1, table.version], fold_after_versions=1)
-        if self.flavour != "vectors":
+        if self.flavour in ("file", "partition"):
             self.follow_again("upgrade", after="removal", versions=list(self.versions), flavour="vectors")
 
     def follow(self, name: str, *, changes_rows: bool = True) -> None:
@@ -235,7 +243,7 @@ def _play_until(folder: Path, name: str, trace: Trace) -> None:
     raise AssertionError(f"survived {name}")
 
 
-def follow(folder: Path, name: str, *, ask_duckdb: bool) -> None:
+def follow(folder: Path, name: str, *, ask_duckdb: bool, publishing: str) -> None:
     """A new start after the kill: all is well after one sync, and the next one has nothing to do.
 
     A commit that landed is known from what was written down before it: only a first sync's needs Delta on Spark again.
@@ -243,12 +251,17 @@ def follow(folder: Path, name: str, *, ask_duckdb: bool) -> None:
     if "first sync" not in name:
         runner.read_table_state = _no_spark
     case = _load(folder, name)
+    table = case.table
+    if isinstance(table, Managed) and publishing != "no":
+        table.publish(forgets=publishing == "published and forgotten")
     bench = case.bench()
     bench.follower.sync()
     check(bench, case.table, case.versions)
     if ask_duckdb:
         assert duckdb_rows(bench.iceberg()) == case.table.live_rows()
     shown = bench.iceberg().metadata_location
+    if isinstance(table, Managed):
+        table.publish()
     assert bench.follower.sync().outcome == "unchanged"
     assert bench.iceberg().metadata_location == shown
     bench.close()
@@ -294,7 +307,9 @@ def main() -> None:
         "cut": lambda name, event, keeps_names, deaf_to: cut(
             folder, name, event, keeps_names=keeps_names, deaf_to=deaf_to
         ),
-        "follow": lambda name, ask_duckdb: follow(folder, name, ask_duckdb=ask_duckdb),
+        "follow": lambda name, ask_duckdb, publishing="no": follow(
+            folder, name, ask_duckdb=ask_duckdb, publishing=publishing
+        ),
     }
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
     for line in sys.stdin:

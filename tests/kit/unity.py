@@ -258,6 +258,8 @@ def _vended(credential: Mapping[str, Any]) -> dict[str, Any]:
 class _Handler(BaseHTTPRequestHandler):
     server: UnityServer
     protocol_version = "HTTP/1.1"
+    # Otherwise the body waits for the client to acknowledge the headers.
+    disable_nagle_algorithm = True
 
     def _serve(self) -> None:
         target = urlsplit(self.path)

@@ -128,7 +128,10 @@ def test_a_staged_file_that_is_not_there(catalog: Catalog) -> None:
     catalog.ratify("first")
     for file in catalog.staged.iterdir():
         file.unlink()
-    with pytest.raises(ObjectMissing):
+    with pytest.raises(SourceCatalogAway, match=r"names version 0 of c\.s\.t, but the commit is not there"):
+        catalog.storage.read(catalog.path(0))
+    catalog.names.clear()
+    with pytest.raises(SourceCatalogAway, match=r"names version 0 of c\.s\.t, but the commit is not there"):
         catalog.storage.read(catalog.path(0))
 
 
