@@ -64,8 +64,8 @@ class Scheduler:
         )
         self._timetable.add("/clock", CLOCK_CHECK_INTERVAL_S, self._check_clock)
 
-    def every(self, job_id: str, seconds: float, work: Callable[[], None]) -> None:
-        """Run `work` from `start` on, at once and then at this interval.
+    def every(self, job_id: str, seconds: float, work: Callable[[], float | None]) -> None:
+        """Run `work` from `start` on, at once and then at this interval, or after the time that it returns.
 
         It has a thread of its own: a heartbeat must not wait behind a store that hangs. `job_id` begins with a slash,
         which no table's name contains.

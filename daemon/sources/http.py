@@ -15,8 +15,6 @@ from urllib.parse import SplitResult, urlsplit
 
 TIMEOUT_S = 10.0
 ANSWER_BYTES_MAX = 64 << 20
-# More are only needed while the server is slow.
-IDLE_MAX = 16
 
 
 class Answer(NamedTuple):
@@ -26,7 +24,7 @@ class Answer(NamedTuple):
 
 
 class Connections:
-    """To all servers of one catalog. From any thread."""
+    """To all servers of one catalog: never more than threads that ask at the same time. From any thread."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[tuple[str, str], list[HTTPConnection]] = defaultdict(list)
@@ -55,7 +53,7 @@ class Connections:
                 if is_used and isinstance(error, OSError) and not isinstance(error, TimeoutError):
                     continue
                 raise
-            if response.will_close or len(idle) >= IDLE_MAX:
+            if response.will_close:
                 connection.close()
             else:
                 idle.append(connection)

@@ -297,7 +297,7 @@ class UnityCatalog:
     def _open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> tuple[int, bytes]:
         try:
             answer = self._connections.request(method, url, headers, body)
-        except (HTTPException, OSError) as error:
+        except (HTTPException, OSError, ValueError) as error:
             raise self._away(str(error) or type(error).__name__) from error
         if answer.status in (429, 503) and answer.retry_after.isdigit():
             self._not_before_s = self._clock.monotonic_s() + min(float(answer.retry_after), RETRY_AFTER_MAX_S)
