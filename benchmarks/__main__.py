@@ -18,6 +18,7 @@ PROGRAMS = (
     "many_first_syncs",
     "commands",
     "idle_daemon",
+    "source_catalog",
     "compaction",
     "scan",
     "bitmaps",

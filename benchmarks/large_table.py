@@ -158,7 +158,7 @@ def make_large_table(folder: Path, *, files: int, with_dv: int = 0, managed: boo
     delta = (Managed if managed else HandmadeTable)(folder, partitioned=True)
     (folder / "_delta_log").mkdir(parents=True)
     if isinstance(delta, Managed):
-        delta.told = UnityTable(new_uuid(), delta.location)
+        delta.told = UnityTable(str(new_uuid()), delta.location)
         delta.staged("").mkdir()
     delta.commit([{"protocol": delta.protocol()}, {"metaData": delta.metadata(COLUMNS)}], operation="CREATE TABLE")
     table = LargeTable(delta, [], 0)

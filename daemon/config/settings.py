@@ -236,9 +236,7 @@ class TableSettings(DefaultsSettings):
     def for_entry(self, entry: SourceEntry) -> Self:
         """Return the settings of a table of a catalog. Raises ValueError as `for_found`."""
         filled = self._filled(catalog=entry.catalog, schema=entry.schema, table=entry.table)
-        # Delta on Spark does not read a managed table by its path.
-        engine = "local" if entry.is_managed else self.engine
-        found = self.model_copy(update={"source": entry.location, "exclude": (), "engine": engine, **filled})
+        found = self.model_copy(update={"source": entry.location, "exclude": (), **filled})
         found._entry = entry
         return found
 

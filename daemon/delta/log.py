@@ -88,6 +88,8 @@ class DeltaLog:
             return self.storage.exists(path)
         try:
             meta, blocks = self.storage.read_blocks(path)
+        except LogMissing:
+            raise  # A catalog says so.
         except ObjectMissing:
             return False
         if meta.size <= READ_AHEAD_BYTES_MAX:

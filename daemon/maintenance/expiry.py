@@ -23,6 +23,7 @@ from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
 from daemon.iceberg.retention import RETENTION_MS, Retention, ended_tags, find_expired
 from daemon.maintenance.cleanup import release_files
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
 from daemon.sync.outcomes import Shown, unchanged_outcome
@@ -146,7 +147,8 @@ class Expirer:
     def _has_manifests(self, table: Table, snapshot: Snapshot) -> bool:
         with suppress(FileNotFoundError):
             manifests = read_manifest_list(table.io, snapshot.manifest_list)
-            return not self._context.storage.find_missing([manifest.manifest_path for manifest in manifests])
+            storage = FileIOStorage(self._context.target_properties(table))
+            return not storage.find_missing([manifest.manifest_path for manifest in manifests])
         return False
 
     def _check_source_is_there(self) -> None:

@@ -64,8 +64,8 @@ class Scheduler:
         )
         self._timetable.add("/clock", CLOCK_CHECK_INTERVAL_S, self._check_clock)
 
-    def every(self, job_id: str, seconds: float, work: Callable[[], None]) -> None:
-        """Run `work` from `start` on, at once and then at this interval.
+    def every(self, job_id: str, seconds: float, work: Callable[[], float | None]) -> None:
+        """Run `work` from `start` on, at once and then at this interval, or after the time that it returns.
 
         It has a thread of its own: a heartbeat must not wait behind a store that hangs. `job_id` begins with a slash,
         which no table's name contains.
@@ -141,7 +141,7 @@ class Scheduler:
 
     def _take_turn(self, cycle: TableCycle) -> CycleResult:
         """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
-        if not is_local(cycle.table.source):
+        if cycle.table.entry or not is_local(cycle.table.source):
             self._threads.hand_over()
         result = cycle.poll()
         if result is not None:

@@ -18,6 +18,7 @@ from daemon.errors import LogMissing, ObjectMissing, SyncError, Unsupported
 from daemon.scheduling.failures import described
 from daemon.sources.finder import find_entries, fits_entry, plain
 from daemon.store.storage import FileIOStorage, check_path
+from daemon.sync.memory import as_sync_error
 from state import SourceEntry, TableRecord
 from state.sql.tables import TableStore
 
@@ -124,8 +125,8 @@ class _Search:
         try:
             entries, passed_over = find_entries(self._settings, wanted)
             self.found.passed_over |= passed_over
-        except SyncError as error:
-            self.found.troubles[pattern.source] = error
+        except Exception as raised:  # Of libraries, too: the other tables are followed.
+            self.found.troubles[pattern.source] = error = as_sync_error(raised)
             known = [] if isinstance(error, LogMissing) else self._known_entries()
             entries = [entry for entry in known if fits_entry(wanted, entry)]
         for entry in sorted(entries, key=_name_of):
@@ -171,7 +172,10 @@ class _Search:
         clashes = (clash for _, clash in self._claims.clashes(table))
         faults = [*faults_of_found(self._settings, table), *clashes]
         if owner != source and not faults:
-            faults = [f"{table.name} was followed from {owner} so far"]
+            what = f"{table.name} was followed from {owner} so far"
+            raise Unsupported(
+                what, hint=f"If that table is gone for good, `dvsync forget {table.name}` accepts this one."
+            )
         if faults:
             raise Unsupported("; ".join(faults), hint=OUT_OF_PATTERN)
         return table

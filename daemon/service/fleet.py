@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from time import thread_time
 from typing import NamedTuple
 
 import structlog
@@ -29,6 +30,11 @@ from daemon.texts import counted, some_of
 from state import Pause, StateUnavailable
 
 REQUESTS_JOB = "/requests"
+# How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen; later if looking for it would take more
+# than this share of a core, as with thousands of tables.
+REQUESTS_INTERVAL_S = 2.0
+REQUESTS_SHARE_MAX = 0.02
+REQUESTS_WAIT_MAX_S = 30.0
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
 PROGRESS_INTERVAL_S = 10.0
@@ -81,6 +87,8 @@ class Fleet:
         # Tables that were never synced and seem to be gone: shown if the next listing does not find them either.
         self._unsynced: set[str] = set()
         self._found = Found()
+        # What `_apply` has nothing to do for any more.
+        self._applied: Found | None = None
         self._discovery_due_s = parts.clock.monotonic_s()
         # Handed over from another thread.
         self._changed: deque[Settings] = deque(maxlen=1)
@@ -107,18 +115,20 @@ class Fleet:
                 self._watch = Watch(self._parts.notifier(self._board), self._parts.clock, records, repeats_synced=True)
             if self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 self._discover()
-            self._apply()
+            if self._applied is not self._found:
+                self._apply()
             self._show_gone()
         share = self._parts.settings.share
         self._board.others = {table.name: share.owner_of(table.target) for table in self._found.others}
         missing = [table.name for table in self._found.tables if table.name not in self._running]
         self._board.set_unready(Topic.TABLES, [Unready(name, "it is not followed yet") for name in missing])
 
-    def read_requests(self) -> None:
+    def read_requests(self) -> float | None:
         """Wake the tables whose rows a person changed in the state store, and send notices of what else changed.
 
-        May run beside `update`.
+        May run beside `update`. Returns how long to wait, if the rows of thousands of tables take their time.
         """
+        began_s = thread_time()
         with logged_if_away(events.STATE_UNREAD):
             records = self._parts.store.list_tables()
             for read in records:
@@ -127,6 +137,8 @@ class Fleet:
                     self._scheduler.wake(cycle.name)
             if self._watch:
                 self._watch.compare(self._board.statuses(), records)
+        wait_s = (thread_time() - began_s) / REQUESTS_SHARE_MAX
+        return min(wait_s, REQUESTS_WAIT_MAX_S) if wait_s > REQUESTS_INTERVAL_S else None
 
     def ask(self, name: str, verb: Verb, wanted: Pause | None = None) -> str:
         """Do what a person asks of a table through the API, as the commands do. Returns what happens now.
@@ -212,12 +224,16 @@ class Fleet:
         for definition in added:
             self._add(definition)
         self._board.arrange(list(wanted))
+        if self._running.keys() == wanted.keys() and not self._leaving:
+            self._applied = self._found
 
     def _show_gone(self) -> None:
         """Show the tables that are no longer followed, until they come back or are forgotten."""
         parts, now_ms = self._parts, self._parts.clock.now_ms()
         followed = {*self._running, *(table.name for table in self._found.tables)}
-        gone = gone_among(parts.store.list_tables(), followed, parts.settings.share)
+        # Each table that runs has a row: mostly there are no others, and none is read.
+        records = parts.store.list_tables() if parts.store.count_tables() != len(self._running) else []
+        gone = gone_among(records, followed, parts.settings.share)
         unsynced = {record.name for record in gone if record.synced_version is None} - self._gone
         if unsynced - self._unsynced:
             # A command made the row, perhaps of a folder that no listing has found yet.

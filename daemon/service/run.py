@@ -18,7 +18,7 @@ from daemon.observe.log import configure_logging
 from daemon.scheduling.scheduler import Scheduler
 from daemon.service import systemd
 from daemon.service.assembly import Parts, open_parts
-from daemon.service.fleet import REQUESTS_JOB, Fleet
+from daemon.service.fleet import REQUESTS_INTERVAL_S, REQUESTS_JOB, Fleet
 from daemon.service.lease import UNWRITABLE, LeaseKeeper, describe_process
 from daemon.service.signals import RELOAD, STOP_GRACE_S, StopSignals
 from daemon.spark.hadoop import with_stores
@@ -35,8 +35,6 @@ CLOSING_MAX_S = 1.5
 # Sections that a reload cannot change.
 FIXED_SECTIONS = ("state", "share", "spark", "health")
 BEAT_INTERVAL_S = 5.0
-# How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen.
-REQUESTS_INTERVAL_S = 2.0
 TABLES_INTERVAL_S = 2.0
 TABLES_JOB = "/tables"
 # How often Spark is checked for being idle.

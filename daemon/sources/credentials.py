@@ -8,8 +8,9 @@ from threading import Lock
 from typing import NamedTuple
 
 from daemon.clock import Clock
-from daemon.errors import ObjectStoreAway
+from daemon.errors import ObjectStoreAway, SourceCatalogAway
 from daemon.masking import Secret
+from daemon.store.locations import canonical, parts_below
 from daemon.store.storage import FileIOStorage
 
 # New ones are asked for when this part of their life is left.
@@ -24,6 +25,14 @@ PROPERTIES = {
     "azure.sas-token": "adls.sas-token",
     "gcs.oauth-token": "gcs.oauth2.token",
 }
+# What they replace of the configured properties, by the beginning of the names.
+REPLACED = {
+    "s3": ("s3.access-key", "s3.secret", "s3.session", "s3.role", "s3.anonymous", "s3.profile", "client."),
+    "azure": ("adls.account-key", "adls.connection", "adls.sas", "adls.tenant", "adls.client", "adls.token"),
+    "gcs": ("gcs.oauth2.",),
+}
+# Also one that lasts no longer, by a clock that differs, serves for so long.
+LASTING_MIN_MS = 5_000
 
 
 class Vended(NamedTuple):
@@ -49,7 +58,7 @@ class Credentials:
         self._clock = clock
         self._lock = Lock()
         self._current: dict[str, str] | None = None
-        self._until_ms = 0
+        self._renewed_at_ms = self._until_ms = 0
 
     def __getstate__(self) -> dict[str, object]:
         # A Spark task asks the catalog when these end.
@@ -59,23 +68,38 @@ class Credentials:
         self.__dict__.update(state, _lock=Lock())
 
     def properties(self) -> dict[str, str]:
-        """Raises `SourceCatalogAway`."""
+        """Raises `SourceCatalogAway`, unless what it gave before still holds."""
         with self._lock:
             now_ms = self._clock.now_ms()
-            if self._current is None or now_ms >= self._until_ms:
-                fitting = [each for each in self._ask() if self._location.startswith(each.prefix.rstrip("/"))]
-                best = max(fitting, key=lambda each: len(each.prefix), default=Vended("", None, {}))
-                lasts_ms = LASTING_MS if best.expires_ms is None else best.expires_ms - now_ms
-                self._until_ms = now_ms + int(min(lasts_ms, LASTING_MS) * (1 - RENEWED_AT))
-                given = {
-                    PROPERTIES[key]: Secret(value) for key, value in best.config.items() if key in PROPERTIES and value
-                }
-                self._current = {**self._configured, **given}
+            if self._current is None or now_ms >= self._renewed_at_ms:
+                try:
+                    self._renew(now_ms)
+                except SourceCatalogAway:
+                    if self._current is None or now_ms >= self._until_ms:
+                        raise
+                    self._renewed_at_ms = now_ms + LASTING_MIN_MS
+            assert self._current is not None, "the catalog has answered"
             return self._current
 
-    def forget(self) -> None:
-        """A store refused them: ask for new ones."""
-        self._current = None
+    def _renew(self, now_ms: int) -> None:
+        place = canonical(self._location)
+        fitting = [each for each in self._ask() if parts_below(place, canonical(each.prefix)) is not None]
+        best = max(fitting, key=lambda each: len(each.prefix), default=Vended("", None, {}))
+        lasts_ms = LASTING_MS if best.expires_ms is None else min(best.expires_ms - now_ms, LASTING_MS)
+        lasts_ms = max(lasts_ms, LASTING_MIN_MS)
+        self._until_ms, self._renewed_at_ms = now_ms + lasts_ms, now_ms + int(lasts_ms * (1 - RENEWED_AT))
+        given = {PROPERTIES[key]: Secret(value) for key, value in best.config.items() if key in PROPERTIES and value}
+        if "gcs.oauth2.token" in given:
+            given["gcs.oauth2.token-expires-at"] = str(best.expires_ms or self._until_ms)
+        replaced = tuple(name for key in best.config for name in REPLACED.get(key.partition(".")[0], ()))
+        kept = {key: value for key, value in self._configured.items() if not given or not key.startswith(replaced)}
+        self._current = {**kept, **given}
+
+    def forget(self, refused: Mapping[str, str]) -> None:
+        """A store has refused these: ask for new ones, if that has not been done since."""
+        with self._lock:
+            if self._current is refused:
+                self._current = None
 
 
 class VendedStorage(FileIOStorage):
@@ -99,5 +123,5 @@ class VendedStorage(FileIOStorage):
             with super()._errors(path):
                 yield
         except ObjectStoreAway:
-            self._credentials.forget()
+            self._credentials.forget(self._properties)
             raise

@@ -83,14 +83,17 @@ def _find_infos(catalog: SourceCatalog, pattern: str) -> list[TableInfo]:
         for name in catalog.list_schemas(of_catalog):
             # A schema may be dropped after it was listed.
             with suppress(LogMissing):
-                infos += catalog.list_tables(of_catalog, name) if fnmatchcase(name, plain(schemas)) else ()
-    return [info for info in infos if fnmatchcase(info.name, plain(tables))]
+                infos += catalog.list_tables(of_catalog, name) if _fits(name, schemas) else ()
+    return [info for info in infos if _fits(info.name, tables)]
 
 
 def fits_entry(wanted: SourceName, entry: SourceEntry) -> bool:
     """Whether `wanted` names the table of `entry`, by name or by a pattern. Catalogs ignore case."""
-    pattern = f"{wanted.source}:{plain(wanted.pattern)}"
-    return fnmatchcase(entry.full_name.casefold(), pattern.casefold())
+    return _fits(entry.full_name, f"{wanted.source}:{wanted.pattern}")
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return fnmatchcase(name.casefold(), plain(pattern).casefold())
 
 
 def plain(pattern: str) -> str:
@@ -106,7 +109,7 @@ def _entry_of(source: str, info: TableInfo) -> SourceEntry:
         info.name,
         id=info.table_id,
         location=normalize_location(info.storage_location or ""),
-        is_managed=info.table_type == "MANAGED",
+        is_managed=info.is_managed,
     )
 
 

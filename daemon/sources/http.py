@@ -6,6 +6,7 @@ By Python's own client: each idle poll is a request, and urllib3 takes three tim
 from __future__ import annotations
 
 import ssl
+import time
 from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
@@ -13,10 +14,9 @@ from http.client import HTTPConnection, HTTPException, HTTPSConnection, Incomple
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
-TIMEOUT_S = 10.0
+TIMEOUT_S = 10.0  # of each part of an answer
+ANSWER_MAX_S = 60.0
 ANSWER_BYTES_MAX = 64 << 20
-# More are only needed while the server is slow.
-IDLE_MAX = 16
 
 
 class Answer(NamedTuple):
@@ -26,7 +26,7 @@ class Answer(NamedTuple):
 
 
 class Connections:
-    """To all servers of one catalog. From any thread."""
+    """To all servers of one catalog: never more than threads that ask at the same time. From any thread."""
 
     def __init__(self) -> None:
         self._idle: defaultdict[tuple[str, str], list[HTTPConnection]] = defaultdict(list)
@@ -44,9 +44,13 @@ class Connections:
             try:
                 connection.request(method, target, body, headers)
                 response = connection.getresponse()
-                data = response.read(ANSWER_BYTES_MAX + 1)
-                if len(data) > ANSWER_BYTES_MAX:
-                    raise HTTPException(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
+                data, until_s = b"", time.monotonic() + ANSWER_MAX_S
+                while block := response.read1(ANSWER_BYTES_MAX):
+                    data += block
+                    if len(data) > ANSWER_BYTES_MAX:
+                        raise HTTPException(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB")
+                    if time.monotonic() > until_s:
+                        raise TimeoutError(f"its answer took more than {ANSWER_MAX_S:.0f} s")
                 if response.length:
                     raise IncompleteRead(data, response.length)
             except BaseException as error:
@@ -55,7 +59,7 @@ class Connections:
                 if is_used and isinstance(error, OSError) and not isinstance(error, TimeoutError):
                     continue
                 raise
-            if response.will_close or len(idle) >= IDLE_MAX:
+            if response.will_close:
                 connection.close()
             else:
                 idle.append(connection)

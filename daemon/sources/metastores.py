@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -116,10 +117,14 @@ class GlueMetastore:
     """The Glue Data Catalog of an AWS account and region. Its methods raise SourceCatalogAway, and Unauthorized."""
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
+        self.name = name
+        self._properties = properties
+
+    @cached_property
+    def _client(self) -> Any:
         from pyiceberg.catalog.glue import GlueCatalog  # noqa: PLC0415 - of the extra `glue`
 
-        self.name = name
-        self._client: Any = GlueCatalog(name, **properties).glue
+        return GlueCatalog(self.name, **self._properties).glue
 
     def check(self) -> None:
         self.list_schemas("")
@@ -171,8 +176,8 @@ def _of_glue(table: Mapping[str, Any]) -> TableInfo:
         # A link to a table that another account shares.
         "FOREIGN" if "TargetTable" in table and not storage else table.get("TableType", ""),
         location=storage.get("Location", ""),
-        path=storage.get("SerdeInfo", {}).get("Parameters", {}).get("path"),
-        parameters=table.get("Parameters", {}),
+        path=((storage.get("SerdeInfo") or {}).get("Parameters") or {}).get("path"),
+        parameters=table.get("Parameters") or {},
         input_format=storage.get("InputFormat", ""),
     )
 

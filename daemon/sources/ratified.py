@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from daemon.clock import Clock
-from daemon.errors import ObjectMissing, SourceCatalogAway
+from daemon.errors import LogMissing, ObjectMissing, SourceCatalogAway
 from daemon.sources.credentials import Credentials, VendedStorage
 from daemon.store.locations import FileMeta, Span, file_missing
 
@@ -78,11 +78,15 @@ class RatifiedStorage(VendedStorage):
                 f"the catalog names {answer.newest} as the newest version of {self._source}, and named {known.newest} "
                 "before",
                 version=known.newest,
-                hint="A replica of the catalog may be behind: dvsync asks again. If the table was replaced by an older "
-                "copy, `dvsync resync` the table after a restart.",
+                hint="A replica of the catalog may be behind: dvsync asks again. If the table was really put back, "
+                "`dvsync resync` accepts it.",
             )
         self._answer, self._asked_s = answer, now_s
         return answer
+
+    def forget(self) -> None:
+        """Take the next answer, whatever was answered before."""
+        self._answer = None
 
     def ask(self) -> Ratified:
         """Return what is ratified now. One request, or none soon after another one."""
@@ -136,6 +140,8 @@ class RatifiedStorage(VendedStorage):
         version = self._version_of(path)
         try:
             return super().exists(path) if version is None or self._file_of(path, version) == path else True
+        except LogMissing:
+            raise
         except ObjectMissing:
             return False
 

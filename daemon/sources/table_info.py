@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+MANAGED = {"delta.feature.catalogManaged", "delta.feature.catalogOwned-preview"}
+
 
 class TableInfo(msgspec.Struct):
     """The fields are those of Unity Catalog's `TableInfo`. Views and other kinds have no location."""
@@ -15,6 +17,7 @@ class TableInfo(msgspec.Struct):
     table_type: str = ""
     data_source_format: str | None = None
     storage_location: str | None = None
+    properties: dict[str, str | None] | None = None
 
     @property
     def other_kind(self) -> str | None:
@@ -28,6 +31,12 @@ class TableInfo(msgspec.Struct):
         if self.table_type not in ("MANAGED", "EXTERNAL"):
             return self.table_type.replace("_", " ").lower() or "unknown Delta table"
         return None if self.storage_location else "unplaced Delta table"
+
+    @property
+    def is_managed(self) -> bool:
+        """Whether only the catalog knows the newest commits. Older managed tables lack the feature for that."""
+        is_listed = not self.properties or not MANAGED.isdisjoint(self.properties)
+        return self.table_type == "MANAGED" and is_listed
 
     @property
     def full_name(self) -> str:

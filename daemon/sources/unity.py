@@ -6,6 +6,7 @@ The paths and fields are those of `api/delta.yaml` (the Delta API, v1) and `api/
 from __future__ import annotations
 
 import math
+import re
 from base64 import b64encode
 from collections.abc import Callable, Iterator, Mapping
 from http.client import HTTPException
@@ -34,7 +35,9 @@ LOAD_TABLE = "GET /v1/catalogs/{catalog}/schemas/{schema}/tables/{table}"
 RETRY_AFTER_MAX_S = 300.0
 # What a server does not know about itself is asked for again after this.
 CONFIG_MAX_S = 3600.0
-PAGE_MAX = 50
+PAGE_MAX, PAGES_MAX = 50, 10_000
+# After a request without an answer the catalog counts as away for so long.
+SILENT_S = 5.0
 # Tokens of the OAuth server are used for this part of their life.
 TOKEN_LIFE = 0.8
 
@@ -137,7 +140,7 @@ class UnityCatalog:
         self._connections = Connections()
         self._lock = Lock()
         self._token: tuple[str, float] | None = None  # and when it is to be renewed
-        self._not_before_s = 0.0
+        self._not_before_s = self._silent_until_s = 0.0
         self._has_delta_api: dict[str, tuple[bool, float]] = {}
 
     def __reduce__(self) -> tuple[type[UnityCatalog], tuple[object, ...]]:
@@ -185,7 +188,7 @@ class UnityCatalog:
             answer = self._get("/delta/preview/commits", _decode_preview, body=body)
             new = {each.version: each for each in answer.commits if each.version not in commits}
             commits |= new
-            if not new or answer.latest_table_version in commits:
+            if not new or max(commits) >= answer.latest_table_version:
                 return self._ratified(table, answer.latest_table_version, commits.values())
 
     def read_credentials(self, table: TableInfo) -> list[Vended]:
@@ -197,7 +200,7 @@ class UnityCatalog:
                 return [Vended(each.prefix, each.expiration_time_ms, each.config) for each in found]
             body = {"table_id": table.table_id, "operation": "READ"}
             older = self._get("/temporary-table-credentials", _decode_older, body=body, method="POST")
-        except LogMissing:
+        except (LogMissing, Unauthorized):
             return []
         sections = (
             ("s3", older.aws_temp_credentials),
@@ -247,8 +250,8 @@ class UnityCatalog:
             token = page.next_page_token
             if not token:
                 return
-            if token in seen:
-                raise self._nonsense("its list has a page that leads back to itself")
+            if token in seen or len(seen) == PAGES_MAX:
+                raise self._nonsense("its list has no end")
             seen.add(token)
 
     def _get(
@@ -268,6 +271,8 @@ class UnityCatalog:
                 f"the catalog {self.name} is busy, and has said for how long (Retry-After)",
                 hint="dvsync asks again after that time.",
             )
+        if self._clock.monotonic_s() < self._silent_until_s:
+            raise self._away("it has just kept silent")
         token = self._bearer()
         status, data = self._request(method, path, body, token)
         if status == 401:
@@ -304,9 +309,12 @@ class UnityCatalog:
     def _open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> tuple[int, bytes]:
         try:
             answer = self._connections.request(method, url, headers, body)
-        except (HTTPException, OSError) as error:
+        except (HTTPException, OSError, ValueError) as error:
+            if isinstance(error, TimeoutError):
+                # Whoever asks next would wait as long.
+                self._silent_until_s = self._clock.monotonic_s() + SILENT_S
             raise self._away(str(error) or type(error).__name__) from error
-        if answer.status in (429, 503) and answer.retry_after.isdigit():
+        if answer.status in (429, 503) and re.fullmatch("[0-9]+", answer.retry_after):
             self._not_before_s = self._clock.monotonic_s() + min(float(answer.retry_after), RETRY_AFTER_MAX_S)
         return answer.status, answer.data
 
@@ -334,10 +342,12 @@ class UnityCatalog:
             "Content-Type": "application/x-www-form-urlencoded",
         }
         status, data = self._open("POST", self._properties["oauth2-server-uri"], headers, urlencode(fields).encode())
+        if status not in (200, 400, 401, 403):
+            raise self._away(f"its token server answers with status {status}")
         if status != 200:
             raise Unauthorized(
                 f"the token server of the catalog {self.name} answers with status {status}",
-                hint=f"Check sources.{self.name}.credential and oauth2-server-uri. dvsync asks again.",
+                hint=f"Check sources.{self.name}.credential and oauth2-server-uri.",
             )
         try:
             return _decode_token(data)

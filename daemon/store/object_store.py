@@ -155,8 +155,9 @@ def find_s3_object(
     return S3Object(store, key, location, open_io) if store else None
 
 
-# One client for each bucket and configuration: all tables share its connections.
-@lru_cache(maxsize=64)
+# One client for each bucket and configuration: all tables share its connections, but for those with credentials of
+# their own.
+@lru_cache(maxsize=4096)
 def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
     """Open a bucket. None if properties, or the machine's credentials, need Arrow's client. Raises OSError."""
     properties = dict(frozen)

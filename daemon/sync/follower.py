@@ -28,6 +28,7 @@ from daemon.iceberg.schema_changes import layout_of
 from daemon.notices.notice import make_notice
 from daemon.observe import log as events
 from daemon.observe import tracing
+from daemon.sources.ratified import RatifiedStorage
 from daemon.sync.advance import advance
 from daemon.sync.comparison import commits_to_state, not_mendable
 from daemon.sync.context import TableContext, as_sync_errors
@@ -93,6 +94,8 @@ class Follower:
             if record.entry != settings.entry:
                 store.record_entry(record.id, settings.entry)
             full = full or record.resync_wanted
+            if full and isinstance(context.storage, RatifiedStorage):
+                context.storage.forget()
             shown: Shown | None = None
             if record.synced_version is None and not context.log.is_there():
                 # A resync that is wanted is done with the first sync, which writes the whole table anyway.

@@ -28,6 +28,7 @@ from daemon.iceberg.references import metadata_files
 from daemon.iceberg.version_hint import SUFFIX
 from daemon.observe import log as events
 from daemon.store.durable import force_to_disk, is_local, local_path
+from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown, remembered_account, shown_in, unchanged_outcome
 from daemon.sync.rebuild import rebuild
@@ -72,12 +73,13 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
     assert damaged.path is not None, "the catalog names a metadata file"
     written = context.store.list_written(record.id, (FileStatus.LIVE,))
     known = {file.path for file in written if file.kind is FileKind.METADATA}
-    found = context.storage.list_from(damaged.path.rpartition("/")[0], after="")
+    storage = FileIOStorage(context.properties)
+    found = storage.list_from(damaged.path.rpartition("/")[0], after="")
     others = [file for file in found if file.path.endswith(SUFFIX) and file.path != damaged.path]
     has_others = False
     # First those that the state store knows, the newest first.
     for file in sorted(others, key=lambda file: (file.path in known, file.modified_ms), reverse=True):
-        data = context.storage.read(file.path)
+        data = storage.read(file.path)
         metadata: TableMetadata | None = None
         with suppress(ValidationError, ValueError):
             metadata = TableMetadataUtil.parse_raw(data.decode())

@@ -66,7 +66,8 @@ class Transactions:
 
 
 def table_record(row: Row[Any]) -> TableRecord:
-    columns = {name: row._mapping[name] for name in TableRecord.__struct_fields__}
+    found = row._mapping
+    columns = {name: found[name] for name in TableRecord.__struct_fields__}
     for name, decode in _DECODERS.items():
         if columns[name] is not None:
             columns[name] = decode(columns[name])

@@ -12,6 +12,7 @@ from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FIL
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
 _TABLE_AT = TABLE_RECORDS.where(*(TABLES.c[key] == bindparam(key) for key in ("name", "source", "target")))
+_TABLES_COUNT = select(func.count()).select_from(TABLES)
 
 
 class TableStore(Transactions):
@@ -37,6 +38,10 @@ class TableStore(Transactions):
         with self._database.read() as connection:
             found = connection.execute(_TABLE_AT, {"name": name, "source": source, "target": target}).one_or_none()
         return None if found is None else table_record(found)
+
+    def count_tables(self) -> int:
+        with self._database.read() as connection:
+            return connection.execute(_TABLES_COUNT).scalar_one()
 
     def list_tables(self) -> list[TableRecord]:
         with self._database.read() as connection:

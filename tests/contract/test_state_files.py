@@ -63,6 +63,7 @@ def test_list_tables_by_name(store: StateStore) -> None:
     """Tables are listed by name."""
     made = [store.open_table(name, f"s3://delta/{name}", name) for name in ("b", "c", "a")]
     assert store.list_tables() == sorted(made, key=lambda table: table.name)
+    assert store.count_tables() == len(made)
 
 
 def test_a_renamed_table_keeps_all_that_is_known_of_it(store: StateStore, table_id: int) -> None:

@@ -102,6 +102,11 @@ class Told:
             table = catalog.load_table("lake.orders")
         assert_readers_agree(table, None, rows_of(self.rows, table.schema().fields), f"version {self.version}")
 
+    def kill(self) -> None:
+        """The next check starts the daemon again."""
+        self.daemon.kill()
+        self.daemon = Daemon(self.folder / "config.yaml")
+
     def check(self, latest: int, published: int) -> None:
         """Each new version holds Delta's rows, the last one is `latest`, and the log has those up to `published`."""
         self.table.tell(self.record)
@@ -207,10 +212,12 @@ def test_history(writer: Writer, told_of: Callable[..., Told], tmp_path: Path) -
     with writer.confs(AUTO_COMPACT):
         table.sql(inserted(200, 205, 2))
     told.check(8, published=8)
+    told.kill()
     table.sql("RESTORE TABLE {t} TO VERSION AS OF 6")
     told.check(9, published=9)
     table.sql("ALTER TABLE {t} ADD COLUMN more INT", "INSERT INTO {t} VALUES (300, 'n300', 1)", published_max=9)
     told.check(11, published=9)
+    told.kill()
     table.publish()
     assert (table.latest, len(table.named)) == (11, 2), "the catalog still names what is published"
     told.check(11, published=11)
@@ -267,7 +274,7 @@ def test_spark_reads_what_is_ratified(spark: SparkSession, writer: Writer, unity
         tables=[{"source": "prod:main.sales.orders", "target": "lake.orders", "engine": "spark", "format_version": 3}],
     )
     settings, troubles = with_found_tables(load_settings(tmp_path / "config.yaml"))
-    assert not troubles
+    assert not troubles and settings.tables[0].engine == "spark"
     for version in range(table.latest + 1):
         assert_states_agree(settings, spark, version)
     ((_, synced),) = sync_tables(settings, settings.tables, lambda _: Silent(), full=False)

@@ -226,6 +226,9 @@ class MemoryStateStore:
             found = [table.record for table in self._tables.values() if table.record.name == name]
             return next((record for record in found if (record.source, record.target) == (source, target)), None)
 
+    def count_tables(self) -> int:
+        return len(self._tables)
+
     def list_tables(self) -> list[TableRecord]:
         with self._lock:
             return sorted((table.record for table in self._tables.values()), key=lambda record: record.name)

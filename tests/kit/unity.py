@@ -120,6 +120,9 @@ class UnityServer(ThreadingHTTPServer):
     Without `has_delta_api` it is a server of before 2026. A client's secret is exchanged for `token`.
     """
 
+    # Connections that wait to be accepted.
+    request_queue_size = 128
+
     def __init__(self, token: str = "catalog-token", client: tuple[str, str] = ("client", "client-secret")) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.token, self.client = token, client
