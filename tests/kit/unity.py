@@ -291,6 +291,11 @@ class _Handler(BaseHTTPRequestHandler):
         with suppress(ConnectionError):
             self.wfile.writelines(body)
 
+    def handle(self) -> None:
+        # A client may be killed.
+        with suppress(ConnectionError):
+            super().handle()
+
     def log_message(self, *_: Any) -> None:
         pass
 
