@@ -27,11 +27,15 @@ PROPERTIES = {
 }
 # What they replace of the configured properties, by the beginning of the names.
 REPLACED = {
-    "s3": ("s3.access-key", "s3.secret", "s3.session", "s3.role", "s3.anonymous", "s3.profile", "client."),
+    "s3": tuple(
+        f"{place}.{name}"
+        for place in ("s3", "client")
+        for name in ("access-key", "secret", "session", "role", "anonymous", "profile")
+    ),
     "azure": ("adls.account-key", "adls.connection", "adls.sas", "adls.tenant", "adls.client", "adls.token"),
     "gcs": ("gcs.oauth2.",),
 }
-# Also one that lasts no longer, by a clock that differs, serves for so long.
+# One that has ended, by a clock that differs, serves for so long; a catalog that is away is asked again after this.
 LASTING_MIN_MS = 5_000
 
 
@@ -77,7 +81,7 @@ class Credentials:
                 except SourceCatalogAway:
                     if self._current is None or now_ms >= self._until_ms:
                         raise
-                    self._renewed_at_ms = now_ms + LASTING_MIN_MS
+                    self._renewed_at_ms = min(now_ms + LASTING_MIN_MS, self._until_ms)
             assert self._current is not None, "the catalog has answered"
             return self._current
 
@@ -86,13 +90,14 @@ class Credentials:
         fitting = [each for each in self._ask() if parts_below(place, canonical(each.prefix)) is not None]
         best = max(fitting, key=lambda each: len(each.prefix), default=Vended("", None, {}))
         lasts_ms = LASTING_MS if best.expires_ms is None else min(best.expires_ms - now_ms, LASTING_MS)
-        lasts_ms = max(lasts_ms, LASTING_MIN_MS)
+        lasts_ms = lasts_ms if lasts_ms > 0 else LASTING_MIN_MS
         self._until_ms, self._renewed_at_ms = now_ms + lasts_ms, now_ms + int(lasts_ms * (1 - RENEWED_AT))
-        given = {PROPERTIES[key]: Secret(value) for key, value in best.config.items() if key in PROPERTIES and value}
+        found = {key: value for key, value in best.config.items() if key in PROPERTIES and value}
+        given: dict[str, str] = {PROPERTIES[key]: Secret(value) for key, value in found.items()}
         if "gcs.oauth2.token" in given:
             given["gcs.oauth2.token-expires-at"] = str(best.expires_ms or self._until_ms)
-        replaced = tuple(name for key in best.config for name in REPLACED.get(key.partition(".")[0], ()))
-        kept = {key: value for key, value in self._configured.items() if not given or not key.startswith(replaced)}
+        replaced = tuple(name for key in found for name in REPLACED[key.partition(".")[0]])
+        kept = {key: value for key, value in self._configured.items() if not key.startswith(replaced)}
         self._current = {**kept, **given}
 
     def forget(self, refused: Mapping[str, str]) -> None:

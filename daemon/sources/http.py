@@ -31,6 +31,10 @@ class Connections:
     def __init__(self) -> None:
         self._idle: defaultdict[tuple[str, str], list[HTTPConnection]] = defaultdict(list)
 
+    def __del__(self) -> None:
+        for connection in (each for idle in self._idle.values() for each in idle):
+            connection.close()
+
     def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
         """Raises OSError, HTTPException if there is no answer, or one of more than ANSWER_BYTES_MAX."""
         place = urlsplit(url)
@@ -53,6 +57,7 @@ class Connections:
                         raise TimeoutError(f"its answer took more than {ANSWER_MAX_S:.0f} s")
                 if response.length:
                     raise IncompleteRead(data, response.length)
+                response.read()  # Makes the connection free again.
             except BaseException as error:
                 connection.close()
                 # The server may have ended a connection that was idle.
