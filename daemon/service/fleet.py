@@ -104,7 +104,7 @@ class Fleet:
         For one thread at a time.
         """
         if self._changed:
-            settings = self._changed.pop()
+            settings, self._applied = self._changed.pop(), None
             self._parts = self._parts.with_settings(settings)
             self._scheduler.resize(settings.limits.tables_at_once)
             self._discovery_due_s = self._parts.clock.monotonic_s()
@@ -174,7 +174,9 @@ class Fleet:
 
     def _discover(self) -> None:
         parts, before = self._parts, self._found
-        self._found = discover(parts.settings, parts.clock, parts.store.list_tables(), before)
+        found = discover(parts.settings, parts.clock, parts.store.list_tables(), before)
+        # Mostly nothing is new, and thousands of tables need not be compared one by one.
+        self._found = before if found == before else found
         troubles = self._found.troubles
         for about, error in troubles.items():
             if str(before.troubles.get(about)) != str(error):
