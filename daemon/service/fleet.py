@@ -186,8 +186,8 @@ class Fleet:
         for places, error in self._found.joined_troubles():
             number = sum(len(kept.get(place, ())) for place in places)
             they = "it" if len(places) == 1 else "they"
-            found = f"; {they} found {counted(number, 'table')} before" if number else ""
-            reasons.append(Unready(None, f"{some_of(places)}: {error.message} ({error.hint}){found}"))
+            before_it = f"; {they} found {counted(number, 'table')} before" if number else ""
+            reasons.append(Unready(None, f"{some_of(places)}: {error.message} ({error.hint}){before_it}"))
         self._board.set_unready(Topic.SOURCES, reasons)
         self._board.excused = {name for names in kept.values() for name in names}
         self._discovery_due_s = self._parts.clock.monotonic_s() + DISCOVERY_INTERVAL_S
