@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from base64 import b64encode
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
 from http.client import HTTPException
 from threading import Lock
 from typing import Any, TypeVar
@@ -36,6 +36,8 @@ RETRY_AFTER_MAX_S = 300.0
 # What a server does not know about itself is asked for again after this.
 CONFIG_MAX_S = 3600.0
 PAGE_MAX, PAGES_MAX = 50, 10_000
+# A catalog that gives no credentials for a table: it has no rights to its store, or the user none to have them.
+REFUSALS = (400, 403, 404)
 # After a request without an answer the catalog counts as away for so long.
 SILENT_S = 5.0
 # Tokens of the OAuth server are used for this part of their life.
@@ -196,11 +198,12 @@ class UnityCatalog:
         try:
             if self._offers_delta_api(table.catalog_name):
                 path = f"{DELTA_API}{_path_of(table)}/credentials"
-                found = self._get(path, _decode_credentials, query={"operation": "READ"}).storage_credentials
+                query = {"operation": "READ"}
+                found = self._get(path, _decode_credentials, query=query, missing=REFUSALS).storage_credentials
                 return [Vended(each.prefix, each.expiration_time_ms, each.config) for each in found]
             body = {"table_id": table.table_id, "operation": "READ"}
-            older = self._get("/temporary-table-credentials", _decode_older, body=body, method="POST")
-        except (LogMissing, Unauthorized):
+            older = self._get("/temporary-table-credentials", _decode_older, body=body, method="POST", missing=REFUSALS)
+        except LogMissing:
             return []
         sections = (
             ("s3", older.aws_temp_credentials),
@@ -262,8 +265,9 @@ class UnityCatalog:
         query: Mapping[str, str] | None = None,
         body: object = None,
         method: str = "GET",
+        missing: Container[int] = (404,),
     ) -> T:
-        """Raises LogMissing for 404."""
+        """Raises LogMissing for a status in `missing`."""
         if query:
             path = f"{path}?{urlencode(query)}"
         if self._clock.monotonic_s() < self._not_before_s:
@@ -278,15 +282,15 @@ class UnityCatalog:
         if status == 401:
             # The token may have been replaced since it was read.
             status, data = self._request(method, path, body, self._bearer(refused=token))
+        if status in missing:
+            raise LogMissing(
+                f"the catalog {self.name} does not have {path}", hint="Correct the name, or create the table."
+            )
         if status in (401, 403):
             refused = "refuses the token" if status == 401 else f"does not give the right to read {path}"
             raise Unauthorized(
                 f"the catalog {self.name} {refused} ({status})",
                 hint=f"Check the token under sources.{self.name}, and the rights of its user.",
-            )
-        if status == 404:
-            raise LogMissing(
-                f"the catalog {self.name} does not have {path}", hint="Correct the name, or create the table."
             )
         if status != 200:
             raise SourceCatalogAway(
