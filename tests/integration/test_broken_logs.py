@@ -153,7 +153,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         made.until_state(set(FOLLOWED), "parked")
         yield made
     finally:
-        made.daemon.kill()
+        made.daemon.put_away()
 
 
 def assert_told(error: dict[str, Any], kind: str, says: str) -> None:

@@ -137,7 +137,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             daemon.started()
             yield made
         finally:
-            daemon.kill()
+            daemon.put_away()
 
 
 def spark_conf(folder: Path, python: Path) -> dict[str, str]:

@@ -155,7 +155,7 @@ def running(folder: Path) -> Iterator[Daemon]:
     try:
         yield daemon
     finally:
-        daemon.kill()
+        daemon.put_away()
 
 
 def shown(folder: Path, name: str) -> list[tuple[Any, ...]]:

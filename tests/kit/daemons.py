@@ -98,6 +98,17 @@ class Daemon:
 
     def kill(self) -> None:
         self.process.kill()
+        self._gone()
+
+    def put_away(self) -> None:
+        """End it where a test has no more use for it."""
+        if isinstance(self.process, Forked):
+            self.process.put_away()
+        else:
+            self.process.kill()
+        self._gone()
+
+    def _gone(self) -> None:
         self.process.wait()
         self._reader.join()
 
@@ -170,4 +181,4 @@ def daemon(config: Path, environment: Mapping[str, str] | None = None, module: s
         running.started()
         yield running
     finally:
-        running.kill()
+        running.put_away()

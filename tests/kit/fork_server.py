@@ -23,8 +23,11 @@ from pathlib import Path
 from select import POLLIN, poll
 from typing import Any
 
+from coverage import Coverage
+
 import daemon
 from tests.kit.daemon_process import run_dvsync
+from tests.kit.forking import END_MEASURED
 
 ORDER_BYTES_MAX = 128 << 10
 
@@ -99,6 +102,8 @@ def main() -> None:
     if order is None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if Coverage.current():
+        signal.signal(END_MEASURED, lambda *_: os._exit(0))
     os.environ.clear()
     os.environ.update(order["environment"])
     time.tzset()
