@@ -37,7 +37,8 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(daemon.__path__, "daemon."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    import_module("pyiceberg.io.pyarrow")
+    for name in ("pyiceberg.io.pyarrow", "state.migrations"):
+        import_module(name)
 
 
 def next_order(orders: socket.socket) -> dict[str, Any] | None:
@@ -96,13 +97,16 @@ def main() -> None:
     # A thread would be missing in the forked processes. jemalloc begins its own one anew.
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert len(threads) - threads.count("jemalloc_bg_thd") == 1, threads
+    if measured := Coverage.current():
+        # What the imports ran is written once, and not by each forked process.
+        measured.save()
     gc.collect()
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
     order = next_order(orders)
     if order is None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    if Coverage.current():
+    if measured:
         signal.signal(END_MEASURED, lambda *_: os._exit(0))
     os.environ.clear()
     os.environ.update(order["environment"])
