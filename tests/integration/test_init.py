@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
@@ -26,16 +24,7 @@ ORDERS, CUSTOMERS, ODD, CLICKS, SHOWN = (
     "raw/odd",
 )
 
-
-@pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """The commands log to a stream that is closed after them."""
-    root = logging.getLogger()
-    handlers, level = root.handlers[:], root.level
-    yield
-    logging.captureWarnings(False)
-    root.handlers[:] = handlers
-    root.setLevel(level)
+pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 def dvsync(*arguments: str) -> tuple[int, str]:
