@@ -104,7 +104,7 @@ def follow(unity: UnityServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     yield make
     for followed in made:
         if followed.daemon.lines:
-            followed.daemon.put_away()
+            followed.daemon.kill()
 
 
 @pytest.mark.parametrize("has_delta_api", [True, False], ids=["Delta API", "older API"])

@@ -63,7 +63,7 @@ def test_small_tables_are_followed_without_java(tmp_path: Path) -> None:
         assert process.children(recursive=True) == []
         assert process.memory_info().rss < MEMORY_MAX_BYTES
     finally:
-        running.put_away()
+        running.kill()
     catalog = SqlCatalog("local", uri=f"sqlite:///{tmp_path}/catalog.db", warehouse=f"file://{tmp_path}/warehouse")
     for table in small:
         assert duckdb_rows(catalog.load_table(f"lake.{table.folder.name}")) == table.live_rows()

@@ -61,7 +61,7 @@ def told_of(unity: UnityServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     set_constants(monkeypatch, {"daemon.service.fleet.DISCOVERY_INTERVAL_S": 0.5})
     yield make
     for told in made:
-        told.daemon.put_away()
+        told.daemon.kill()
 
 
 class Told:

@@ -138,7 +138,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
             daemon.started()
             yield made
         finally:
-            daemon.put_away()
+            daemon.kill()
 
 
 def spark_conf(folder: Path, python: Path) -> dict[str, str]:

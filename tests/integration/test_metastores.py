@@ -155,7 +155,7 @@ def running(folder: Path) -> Iterator[Daemon]:
     try:
         yield daemon
     finally:
-        daemon.put_away()
+        daemon.kill()
 
 
 def shown(folder: Path, name: str) -> list[tuple[Any, ...]]:

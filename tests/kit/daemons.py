@@ -23,7 +23,7 @@ from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import sql_catalog
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 40.0
+WAIT_S = 120.0
 
 
 def write_config(path: Path, **sections: object) -> None:
@@ -44,13 +44,18 @@ def write_config(path: Path, **sections: object) -> None:
     path.write_text(json.dumps(settings))
 
 
+def pause_s(waited_s: float) -> float:
+    """How long to wait for the next look, which costs the daemon a page."""
+    return min(0.1, 0.01 + waited_s / 20)
+
+
 def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: float = WAIT_S) -> Any:
     """What `condition` gives as soon as it is true."""
-    deadline_s = time.monotonic() + wait_s
-    while time.monotonic() < deadline_s:
+    began_s = time.monotonic()
+    while (waited_s := time.monotonic() - began_s) < wait_s:
         if found := condition():
             return found
-        time.sleep(0.05)
+        time.sleep(pause_s(waited_s))
     raise AssertionError(f"{what} did not come true within {wait_s:.0f} s")
 
 
@@ -98,17 +103,6 @@ class Daemon:
 
     def kill(self) -> None:
         self.process.kill()
-        self._gone()
-
-    def put_away(self) -> None:
-        """End it where a test has no more use for it."""
-        if isinstance(self.process, Forked):
-            self.process.put_away()
-        else:
-            self.process.kill()
-        self._gone()
-
-    def _gone(self) -> None:
         self.process.wait()
         self._reader.join()
 
@@ -126,7 +120,7 @@ class Daemon:
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
-            with urlopen(f"{self.url}{path}", timeout=10) as answer:
+            with urlopen(f"{self.url}{path}", timeout=30) as answer:
                 return answer.status, json.load(answer)
         except HTTPError as error:
             with error:
@@ -181,4 +175,4 @@ def daemon(config: Path, environment: Mapping[str, str] | None = None, module: s
         running.started()
         yield running
     finally:
-        running.put_away()
+        running.kill()

@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from select import POLLIN, poll
@@ -27,7 +28,7 @@ from coverage import Coverage
 
 import daemon
 from tests.kit.daemon_process import run_dvsync
-from tests.kit.forking import END_MEASURED
+from tests.kit.forking import KILL_MEASURED
 
 ORDER_BYTES_MAX = 128 << 10
 
@@ -81,6 +82,11 @@ def next_order(orders: socket.socket) -> dict[str, Any] | None:
             ready.register(pidfd, POLLIN)
 
 
+def save_and_die(measured: Coverage, *_: object) -> None:
+    measured.save()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _tell(news: socket.socket, number: int) -> None:
     with suppress(BrokenPipeError):  # Nobody waits for it any more.
         news.send(str(number).encode())
@@ -107,7 +113,7 @@ def main() -> None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if measured:
-        signal.signal(END_MEASURED, lambda *_: os._exit(0))
+        signal.signal(KILL_MEASURED, partial(save_and_die, measured))
     os.environ.clear()
     os.environ.update(order["environment"])
     time.tzset()

@@ -21,8 +21,8 @@ from coverage import Coverage
 ROOT = Path(__file__).parents[2]
 START_MAX_S = 120.0
 COMMAND_MAX_S = 120.0
-# A process that is killed cannot write down which lines it ran; where coverage is measured, it is asked to end itself.
-END_MEASURED = signal.SIGUSR2
+# Where coverage is measured, a process that is to be killed does it itself, when it has written which lines it ran.
+KILL_MEASURED = signal.SIGUSR2
 SAVE_MAX_S = 10.0
 
 
@@ -100,15 +100,11 @@ class Forked:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
-        self.send_signal(signal.SIGKILL)
-
-    def put_away(self) -> None:
-        """End it where a test has no more use for it."""
         if Coverage.current():
-            self.send_signal(END_MEASURED)
+            self.send_signal(KILL_MEASURED)
             with suppress(subprocess.TimeoutExpired):
                 self.wait(SAVE_MAX_S)
-        self.kill()
+        self.send_signal(signal.SIGKILL)
 
 
 def run_forked(
