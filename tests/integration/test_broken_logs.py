@@ -68,7 +68,7 @@ state: {{url: "sqlite:///{folder}/state.db"}}
 catalogs: {{local: {{type: sql, uri: "sqlite:///{folder}/catalog.db", warehouse: "{folder}/warehouse"}}}}
 health: {{port: 0}}
 log: {{format: json}}
-defaults: {{poll_interval: 200ms}}
+defaults: {{poll_interval: 1s}}
 spark: {{master: "local[2]", conf: {conf}}}
 tables:
 """
