@@ -36,9 +36,16 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# In the order of the folders, the short unit tests are last, and both workers end together.
-PYTEST := $(BIN)/pytest --numprocesses 2 --dist loadfile --no-loadscope-reorder
+# With COVERAGE=yes the lines and branches are measured that run, in each process: `python -m tests.kit.covered`.
+RUN_PYTEST := $(if $(COVERAGE),$(BIN)/coverage run -m pytest,$(BIN)/pytest)
+# A third worker is at work while others wait for what they have asked of a daemon. In the order of the folders, the
+# short unit tests are last, and all workers end together.
+PYTEST := $(RUN_PYTEST) --numprocesses 3 --dist loadfile --no-loadscope-reorder
 TESTS ?= tests/integration
+
+# Tests force much to the disk; in memory, where there is room, that takes no time.
+check test test-long: export TMPDIR := $(shell test "$$(df --output=avail /dev/shm 2>/dev/null | tail -n 1)" -gt 4000000 \
+	2>/dev/null && echo /dev/shm || echo "$${TMPDIR:-/tmp}")
 
 check: $(STAMPS)/dvsync ## the fast gate: lint beside unit and contract tests; no JVM
 	.ci/beside lint -- $(PYTEST) --quiet tests/unit tests/contract -m "not spark and not long" -k "not postgresql"
@@ -48,9 +55,9 @@ $(STAMPS)/spark.jsa: $(STAMPS)/jars
 	rm -f $@
 	$(BIN)/python -m tests.kit.class_archive $@ >$(STAMPS)/class_archive.log 2>&1
 
-test: setup $(STAMPS)/spark.jsa ## lint and packages beside the tests, with Spark and all readers: 20 minutes on two cores
+test: setup $(STAMPS)/spark.jsa ## lint and packages beside the tests, with Spark and all readers: 12 minutes on two cores
 	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
-	@echo "Polars and PyIceberg as readers; about 20 minutes on two cores. Failures are listed again at the end."
+	@echo "Polars and PyIceberg as readers; about 12 minutes on two cores. Failures are listed again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
 test-long: setup $(STAMPS)/spark.jsa ## more variants of tests, more random inputs, and Spark writes the recorded histories again

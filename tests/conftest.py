@@ -29,6 +29,8 @@ for name, examples in (("ci", 25), ("long", 500)):
 hypothesis.settings.load_profile("ci")
 # Of integration: their store is a setting of the JVM that all workers share.
 S3_MODULES = {"test_catalogs", "test_init", "test_object_stores"}
+# The files of a group are one worker's: they share what takes a while to start, servers and the daemon's Spark.
+GROUPS = {"S3": S3_MODULES, "kill": {"test_kill", "test_power_cut"}, "Spark": {"test_first_sync", "test_spark_threads"}}
 
 
 LONG_WAIT_S = 1.0
@@ -130,13 +132,13 @@ def _report_followed(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling:
-    """A file is one worker's, and so are all of S3_MODULES together."""
+    """A file is one worker's, and so is each of GROUPS."""
     from xdist.scheduler import LoadFileScheduling  # noqa: PLC0415 - only where there are workers
 
     class Scheduling(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope = super()._split_scope(nodeid)
-            return "S3" if PurePosixPath(scope).stem in S3_MODULES else scope
+            return next((name for name, group in GROUPS.items() if PurePosixPath(scope).stem in group), scope)
 
     return Scheduling(config, log)
 

@@ -14,7 +14,7 @@ from tests.kit.faults import fault_seed
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize("seconds", [10, pytest.param(45, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [5, pytest.param(45, marks=pytest.mark.long)])
 def test_every_table_is_right_after_load_and_faults(tmp_path: Path, seconds: int) -> None:
     """Seeded by `FAULT_SEED`; `FAULT_SECONDS` makes it longer."""
     wanted = os.environ.get("FAULT_SECONDS", str(seconds))

@@ -9,8 +9,6 @@ import ast
 import inspect
 import json
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -34,6 +32,7 @@ from daemon.translate import file_schema
 from daemon.translate.existing_table import NAME_MAPPING, NAME_MAPPING_HASH
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
+from tests.kit.forking import run_forked
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable, sql_catalog
 from tests.kit.readers import READERS, assert_same_rows
 
@@ -42,7 +41,6 @@ ROWS = [(1, "a", "v1"), (2, "a", "v2")]
 WITH_IDS = {"id": 1, "part": 2, "value": 3}
 TEXTS = pa.array(["h1", "h2"])
 NUMBERS = pa.array([7, 8], pa.int64())
-ROOT_FOLDER = Path(__file__).parents[2]
 FAR = pa.array([datetime(3000, 1, 1)] * 2, pa.timestamp("us"))
 IN_LISTS = pa.array([[1], [2]], pa.list_(pa.int64()))
 
@@ -290,8 +288,7 @@ def sync(folder: Path, tables: Sequence[Mapping[str, Any]]) -> str:
         "tables": tables,
     }
     (folder / "config.yaml").write_text(json.dumps(config))
-    command = [sys.executable, "-m", "daemon", "--config", str(folder / "config.yaml"), "sync"]
-    ended = subprocess.run(command, cwd=ROOT_FOLDER, capture_output=True, text=True, timeout=300, check=False)
+    ended = run_forked(["sync", "--config", str(folder / "config.yaml")])
     return f"{ended.returncode} {ended.stdout}{ended.stderr}"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import re
 from collections import Counter
@@ -153,6 +154,17 @@ def quick_vacuum(writer: Writer) -> Iterator[None]:
     """VACUUM lists folders in as many tasks as it may."""
     with writer.confs({LISTING_TASKS: "1"}):
         yield
+
+
+@pytest.fixture
+def logging_as_it_was() -> Iterator[None]:
+    """Commands in this process log to a stream that is closed after them."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    yield
+    logging.captureWarnings(False)
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(autouse=True)

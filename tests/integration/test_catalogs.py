@@ -40,8 +40,7 @@ class Served:
     state_url: str | None = None
 
 
-# Each server is started for `make test`; what is the same for all of them is shown on PostgreSQL there.
-ON_ALL = pytest.mark.parametrize("served", ["servlet", "nessie", "postgresql"], indirect=True)
+# A REST catalog and PostgreSQL are started for `make test`; what is the same for all is shown on PostgreSQL there.
 ON_EACH = pytest.mark.parametrize(
     "served",
     [*(pytest.param(kind, marks=pytest.mark.long) for kind in ("servlet", "nessie")), "postgresql"],
@@ -170,7 +169,7 @@ def test_format_version_3(followed):
     assert next_row_id(table.metadata) == ends[-1] >= 20
 
 
-@ON_ALL
+@ON_REST
 def test_life_of_a_table(followed, monkeypatch):
     """First sync, deletes, compaction, expiry and cleanup; then the state database is lost."""
     assert followed.sync().operation == "first sync"

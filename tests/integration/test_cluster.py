@@ -24,7 +24,8 @@ from tests.kit.installed import ROOT, build_wheel, clean_environment, install, m
 from tests.kit.readers import read_duckdb, read_pyiceberg
 from tests.kit.service import FOR_SMALL_TABLES, NO_MAINTENANCE
 
-pytestmark = pytest.mark.spark
+# Six JVMs start for it.
+pytestmark = [pytest.mark.spark, pytest.mark.long]
 
 # More than two Spark tasks take each: 500 deletion vectors, 1,000 footers (`daemon/pipeline/runner.py`).
 FILES = 1_200
@@ -156,7 +157,6 @@ def spark_conf(folder: Path, python: Path) -> dict[str, str]:
     }
 
 
-@pytest.mark.long
 def test_nodes_without_java_are_named(world: World):
     """Executors that cannot start are Spark's trouble, each time; once they can, the next try works."""
     for times in (1, 2):
@@ -179,7 +179,6 @@ def test_the_first_sync_runs_on_both_workers(world: World):
     assert b"No module named 'daemon'" in tried.stderr
 
 
-@pytest.mark.long
 def test_a_large_commit_runs_on_the_workers(world: World):
     """Its added files are inspected and its deletion vectors are translated by several tasks."""
     before = len(world.task_ends())
@@ -193,7 +192,6 @@ def test_a_large_commit_runs_on_the_workers(world: World):
     assert {end["Task Info"]["Executor ID"] for end in ends} == {"0", "1"}
 
 
-@pytest.mark.long
 def test_a_killed_worker_costs_only_time(world: World):
     """Its tasks run again on the other worker. No delete file is missing, none of a killed attempt is registered."""
     before = world.delete_files()
@@ -212,7 +210,6 @@ def test_a_killed_worker_costs_only_time(world: World):
     assert all(DELETE_FILE_NAME.fullmatch(name) for name in there), there - shown
 
 
-@pytest.mark.long
 def test_doctor_reads_the_table_on_the_cluster(world: World):
     """In an application of its own."""
     world.daemon.kill()
@@ -248,7 +245,6 @@ def verify(world: World) -> tuple[int, dict[str, Any]]:
     return answer.returncode, proof
 
 
-@pytest.mark.long
 def test_verify_on_the_cluster(world: World, small: HandmadeTable):
     """It proves the table right, and names the row that a wrong delete file lets through."""
     code, proof = verify(world)
@@ -284,7 +280,6 @@ pipeline.close()
 """
 
 
-@pytest.mark.long
 def test_programs_of_users_on_the_cluster(world: World, small: HandmadeTable):
     """Executors get the scan's Java classes, and write deletion vectors that the next scan reads."""
     before = len(world.task_ends())

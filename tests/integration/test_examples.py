@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import SparkSession
+from typer.testing import CliRunner
 
+from daemon.cli import demo
+from daemon.cli.commands import app
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
 from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.installed import ROOT, clean_environment
+from tests.kit.spark_process import conf_values
 from tests.kit.spark_session import SHORT_LIVED
 
 pytestmark = pytest.mark.spark
@@ -53,6 +60,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def test_the_first_versions_of_the_demo(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logging_as_it_was: None
+) -> None:
+    """The command in this process and on its session; the whole demo, on one of its own, is a long test."""
+    monkeypatch.setattr(demo, "HISTORY", demo.HISTORY[:3])
+    monkeypatch.setattr(demo, "_spark", lambda: nullcontext(spark))
+    monkeypatch.chdir(tmp_path)
+    with conf_values(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
+        result = CliRunner().invoke(app, ["demo"])
+    assert result.exit_code == 0, result.output
+    assert "Every data file of the Iceberg tables is Delta's own: yes." in result.output
+    lines = re.findall(r"^ +(\d)  (\w+)", result.output, re.MULTILINE)
+    assert lines == [("1", "first"), ("2", "delete"), ("3", "update")]
+
+
+@pytest.mark.long
 def test_demo(folder: Path) -> None:
     assert (folder / "demo" / "catalog.db").exists()
 

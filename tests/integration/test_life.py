@@ -33,7 +33,7 @@ from tests.kit.service import Served, Service, newest_version
 from tests.kit.spark_process import SparkProcess
 from tests.kit.writer import Writer
 
-COMMITS = int(os.environ.get("LIFE_COMMITS", "12"))
+COMMITS = int(os.environ.get("LIFE_COMMITS", "6"))
 # It draws each of the statements.
 RECORDED_SEED = 32
 KILLED_EVERY = 6
@@ -204,7 +204,10 @@ def wait_until_shown(service: Service, tables: Sequence[Served]) -> None:
         service.wait(is_shown, f"{table.name} at version {version}")
 
 
-def test_all_readers_after_every_commit(service: Service, spark_process: SparkProcess, tmp_path: Path) -> None:
+@pytest.mark.parametrize("commits", [COMMITS, pytest.param(2 * COMMITS, marks=pytest.mark.long)])
+def test_all_readers_after_every_commit(
+    service: Service, spark_process: SparkProcess, tmp_path: Path, commits: int
+) -> None:
     """Appends, deletes, RESTORE, removals and new columns, beside compaction, expiry, cleanup and verification."""
     seed = fault_seed()
     plain = begin(service, tmp_path / "plain", Random(f"{seed} plain"), format_version=3)
@@ -215,13 +218,13 @@ def test_all_readers_after_every_commit(service: Service, spark_process: SparkPr
     lives = [plain, partitioned, upgraded]
     service.take_up(*(life.served for life in lives))
     happened: set[str] = set()
-    for commit in range(1, COMMITS + 1):
+    for commit in range(1, commits + 1):
         for life in lives:
             life.history.play()
         happened |= {line["event"] for line in service.daemon.lines}
         if commit % KILLED_EVERY == 0:
             restart_killed(service)
-        if commit == COMMITS // 2:
+        if commit == commits // 2:
             upgraded.served = upgrade(service, upgraded.served)
         wait_until_shown(service, [life.served for life in lives])
         for life in lives:
@@ -232,21 +235,21 @@ def test_all_readers_after_every_commit(service: Service, spark_process: SparkPr
             if spark and iceberg.metadata.format_version == 3:
                 life.check_row_ids(spark, iceberg)
     assert [life.served.iceberg().metadata.format_version for life in lives] == [3, 3, 3]
+
+    def has_happened(*wanted: str) -> bool:
+        return {*wanted} <= happened | {line["event"] for line in service.daemon.lines}
+
+    service.wait(lambda: has_happened(events.MAINTENANCE_EXPIRED, events.VERIFY_RIGHT), "an expiry and a verification")
     happened |= {line["event"] for line in service.daemon.lines}
-    assert {events.MAINTENANCE_EXPIRED, events.VERIFY_RIGHT} <= happened
     # A short life may end before there is something to compact.
-    assert events.MAINTENANCE_COMPACTED in happened or COMMITS < 100
+    assert events.MAINTENANCE_COMPACTED in happened or commits < 100
     assert {events.MAINTENANCE_FAILED, events.VERIFY_WRONG, events.VERIFY_FAILED}.isdisjoint(happened)
     verify_rows(service, *(life.served for life in lives))
 
 
 @pytest.mark.parametrize(
     ("seed", "commits"),
-    [
-        pytest.param(RECORDED_SEED, 6, id="recorded"),
-        # A statement on Spark takes longer.
-        pytest.param(None, COMMITS // 2, id="drawn", marks=pytest.mark.long),
-    ],
+    [pytest.param(RECORDED_SEED, 6, id="recorded"), pytest.param(None, COMMITS, id="drawn", marks=pytest.mark.long)],
 )
 def test_row_ids_are_deltas_for_life(service: Service, tmp_path: Path, seed: int | None, commits: int) -> None:
     """MERGE, UPDATE, REORG, OPTIMIZE and RESTORE, beside maintenance and kills, and from version 2 on."""

@@ -41,7 +41,7 @@ def snapshot_ids(bench: Bench | Served) -> list[int]:
     return [snapshot.snapshot_id for snapshot in bench.iceberg().snapshots()]
 
 
-@pytest.mark.parametrize("granularity", ["file", "partition"])
+@pytest.mark.parametrize("granularity", [pytest.param("file", marks=pytest.mark.long), "partition"])
 def test_lost_state_database(service: Service, tmp_path: Path, granularity: str) -> None:
     """A daemon that starts without its state database remembers everything again, without a snapshot, and goes on."""
     table = Followed(service, tmp_path, granularity)

@@ -43,6 +43,8 @@ def copied(checkpointed: HandmadeTable, folder: Path, number: int) -> Path:
     return Path(shutil.copytree(checkpointed.folder, folder / f"lake{number}" / "t"))
 
 
+# The tables of test_broken_logs.py have their first syncs at once, too.
+@pytest.mark.long
 def test_many_first_syncs_at_once(service: Service, tmp_path: Path, checkpointed: HandmadeTable) -> None:
     """Tables with a checkpoint and without checksum files are synced at the first try, several at a time."""
     sources = [copied(checkpointed, tmp_path, number) for number in range(TABLES)]

@@ -223,7 +223,7 @@ def test_timestamp_encodings(service: Service, tmp_path: Path, kind: str) -> Non
     table.sync_and_check(kind)
 
 
-@pytest.mark.parametrize("mode", ["none", "name"])
+@pytest.mark.parametrize("mode", [pytest.param("none", marks=pytest.mark.long), "name"])
 def test_milliseconds_with_a_dictionary(service: Service, tmp_path: Path, mode: str) -> None:
     """Spark's vectorized reader of Iceberg tables shows them in 1970, and its filters find none of them."""
     table = Followed(service, tmp_path, with_vectors=True)
@@ -258,7 +258,7 @@ def test_nanoseconds_are_refused_as_by_delta(writer: Writer, tmp_path: Path) -> 
         bench.close()
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [pytest.param(2, marks=pytest.mark.long), 3])
 def test_defaults_that_delta_fills_in_when_it_reads(spark: SparkSession, tmp_path: Path, format_version: int) -> None:
     """EXISTS_DEFAULT, as Delta before 4 wrote it: a file without such a column is refused, at once and later."""
     table = HandmadeTable(tmp_path / "delta")

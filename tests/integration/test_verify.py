@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -32,18 +32,23 @@ tables: [{{name: t, source: "{source}", target: lake.t, catalog: local}}]
 @pytest.fixture
 def table(tmp_path: Path) -> HandmadeTable:
     """Two partitions with two files of ten rows each; two files have deletion vectors. dvsync has followed it."""
-    made = HandmadeTable(tmp_path / "lake" / "t", partitioned=True)
+    return followed(tmp_path, ("a0", "a1", "b2", "b3"), {"a0": {2, 3}, "b2": {5}})
+
+
+def followed(folder: Path, names: Sequence[str], deleted: Mapping[str, set[int]]) -> HandmadeTable:
+    """A table that dvsync has followed. A file's name is its partition and its number, and tells its ids."""
+    made = HandmadeTable(folder / "lake" / "t", partitioned=True)
     made.create()
-    paths = [
-        made.write_file([(10 * number + row, part, f"value {row}") for row in range(10)], name=f"{part}{number}")
-        for number, part in enumerate(("a", "a", "b", "b"))
-    ]
-    made.commit([made.add(path) for path in paths])
-    made.commit(made.delete({paths[0]: [2, 3], paths[2]: [5]}), operation="DELETE")
-    bench = Bench(tmp_path / "dvsync", made.location)
+    paths = {
+        name: made.write_file([(10 * int(name[1]) + row, name[0], f"value {row}") for row in range(10)], name=name)
+        for name in names
+    }
+    made.commit([made.add(path) for path in paths.values()])
+    made.commit(made.delete({paths[name]: positions for name, positions in deleted.items()}), operation="DELETE")
+    bench = Bench(folder / "dvsync", made.location)
     bench.sync()
     bench.close()
-    (tmp_path / "config.yaml").write_text(CONFIG.format(folder=tmp_path, source=made.location))
+    (folder / "config.yaml").write_text(CONFIG.format(folder=folder, source=made.location))
     return made
 
 
@@ -103,16 +108,8 @@ def with_vector(table: HandmadeTable, name: str, positions: set[int]) -> Callabl
     return change
 
 
-def plant_missing_position(table: HandmadeTable, folder: Path) -> None:
-    edit_commit(table, 2, with_vector(table, "a0", {2, 3, 7}))
-
-
-def plant_position_too_many(table: HandmadeTable, folder: Path) -> None:
-    edit_commit(table, 2, with_vector(table, "a0", {2}))
-
-
-def plant_swapped_vector(table: HandmadeTable, folder: Path) -> None:
-    edit_commit(table, 2, with_vector(table, "a0", {2, 4}))
+def plant_vector(table: HandmadeTable, name: str, positions: set[int]) -> None:
+    edit_commit(table, 2, with_vector(table, name, positions))
 
 
 def plant_other_partition(table: HandmadeTable, folder: Path) -> None:
@@ -123,18 +120,18 @@ def plant_other_partition(table: HandmadeTable, folder: Path) -> None:
     edit_entries(folder, ManifestContent.DELETES, change)
 
 
-def plant_wrong_bound(table: HandmadeTable, folder: Path) -> None:
+def plant_wrong_bound(folder: Path, name: str) -> None:
     def change(entry: ManifestEntry) -> None:
-        if entry.data_file.file_path.endswith("a1.parquet"):
+        if entry.data_file.file_path.endswith(f"{name}.parquet"):
             bounds = dict(entry.data_file.lower_bounds)
-            entry.data_file[_place("lower_bounds")] = bounds | {1: (12).to_bytes(8, "little")}
+            entry.data_file[_place("lower_bounds")] = bounds | {1: (10 * int(name[1]) + 2).to_bytes(8, "little")}
 
     edit_entries(folder, ManifestContent.DATA, change)
 
 
-def plant_file_too_many(table: HandmadeTable, folder: Path) -> None:
+def plant_file_too_many(table: HandmadeTable, name: str) -> None:
     def change(action: dict[str, Any]) -> dict[str, Any] | None:
-        return None if action.get("add", {}).get("path", "").endswith("b3.parquet") else action
+        return None if action.get("add", {}).get("path", "").endswith(f"{name}.parquet") else action
 
     edit_commit(table, 1, change)
 
@@ -146,11 +143,11 @@ def plant_dropped_column(table: HandmadeTable, folder: Path) -> None:
     bench.close()
 
 
-def plant_value(table: HandmadeTable, folder: Path) -> None:
+def plant_value(folder: Path, name: str) -> None:
     """Readers take the values of a partition column from the entry."""
 
     def change(entry: ManifestEntry) -> None:
-        if entry.data_file.file_path.endswith("a1.parquet"):
+        if entry.data_file.file_path.endswith(f"{name}.parquet"):
             entry.data_file[_place("partition")] = Record("b")
 
     edit_entries(folder, ManifestContent.DATA, change)
@@ -160,28 +157,37 @@ def _place(field: str) -> int:
     return {"partition": 3, "lower_bounds": 10}[field]
 
 
-PLANTED: list[tuple[Callable[[HandmadeTable, Path], None], dict[Level, set[Fault]]]] = [
-    (
-        plant_missing_position,
-        {Level.METADATA: {Fault.DELETED_COUNT}, Level.BITMAPS: {Fault.ROWS_SURPLUS}, Level.ROWS: {Fault.ROWS_SURPLUS}},
-    ),
-    (
-        plant_position_too_many,
-        {Level.METADATA: {Fault.DELETED_COUNT}, Level.BITMAPS: {Fault.ROWS_MISSING}, Level.ROWS: {Fault.ROWS_MISSING}},
-    ),
-    (plant_swapped_vector, {Level.BITMAPS: {Fault.ROWS_MISSING, Fault.ROWS_SURPLUS}, Level.ROWS: {Fault.VALUES}}),
+# What is wrong with a file, by its name.
+PLANTED: dict[str, dict[Level, set[Fault]]] = {
+    # A position is missing.
+    "a0": {
+        Level.METADATA: {Fault.DELETED_COUNT},
+        Level.BITMAPS: {Fault.ROWS_SURPLUS},
+        Level.ROWS: {Fault.ROWS_SURPLUS},
+    },
+    # There is one too many.
+    "a1": {
+        Level.METADATA: {Fault.DELETED_COUNT},
+        Level.BITMAPS: {Fault.ROWS_MISSING},
+        Level.ROWS: {Fault.ROWS_MISSING},
+    },
+    # One is in the place of another.
+    "a2": {Level.BITMAPS: {Fault.ROWS_MISSING, Fault.ROWS_SURPLUS}, Level.ROWS: {Fault.VALUES}},
+    # A bound is wrong.
+    "a3": {Level.METADATA: {Fault.BOUNDS}},
+    # So is the partition.
+    "a4": {Level.METADATA: {Fault.PARTITION}, Level.ROWS: {Fault.VALUES}},
+    # Delta does not have the file.
+    "b5": {Level.METADATA: {Fault.FILE_SURPLUS}, Level.BITMAPS: {Fault.FILE_SURPLUS}, Level.ROWS: {Fault.ROWS_SURPLUS}},
+    "b6": {},
+}
+OF_ALL_FILES: list[tuple[Callable[[HandmadeTable, Path], None], dict[Level, set[Fault]]]] = [
     (
         # Spark's reader refuses such a table.
         plant_other_partition,
         {Level.METADATA: {Fault.DELETE_FILE, Fault.DELETED_COUNT}, Level.BITMAPS: {Fault.UNREADABLE}},
     ),
-    (plant_wrong_bound, {Level.METADATA: {Fault.BOUNDS}}),
-    (
-        plant_file_too_many,
-        {Level.METADATA: {Fault.FILE_SURPLUS}, Level.BITMAPS: {Fault.FILE_SURPLUS}, Level.ROWS: {Fault.ROWS_SURPLUS}},
-    ),
     (plant_dropped_column, {Level.METADATA: {Fault.SCHEMA}}),
-    (plant_value, {Level.METADATA: {Fault.PARTITION}, Level.ROWS: {Fault.VALUES}}),
 ]
 
 
@@ -203,22 +209,45 @@ def test_a_table_that_cannot_have_deletion_vectors(tmp_path: Path, verify: Any) 
         bench.sync()
     (tmp_path / "config.yaml").write_text(CONFIG.format(folder=tmp_path, source=made.location))
     assert verify("--rows")[1]["is_right"]
-    plant_value(made, tmp_path)
+    plant_value(tmp_path, "a1")
     code, proof = verify("--rows")
     assert (code, set(proof["differences"])) == (1, {Fault.PARTITION, Fault.VALUES})
     (found,) = [each for each in proof["first_differences"] if each["fault"] == Fault.VALUES]
     assert (found["path"], found["column"], found["positions"]) == (f"{made.location}/{paths[1]}", "part", [])
 
 
-@pytest.mark.parametrize(("plant", "expected"), PLANTED)
-def test_planted(
+def test_planted_in_files(verify: Any, tmp_path: Path) -> None:
+    """Every level that can see the wrong of a file names it, and no level that cannot; so are positions and columns."""
+    table = followed(tmp_path, [*PLANTED], {"a0": {2, 3}, "a1": {2, 3}, "a2": {2, 3}, "b6": {5}})
+    for name, positions in (("a0", {2, 3, 7}), ("a1", {2}), ("a2", {2, 4})):
+        plant_vector(table, name, positions)
+    plant_wrong_bound(tmp_path, "a3")
+    plant_value(tmp_path, "a4")
+    plant_file_too_many(table, "b5")
+    code, proof = verify("--rows")
+    assert (code, proof["is_right"]) == (1, False)
+    told = proof["first_differences"]
+    assert {(Path(found["path"]).stem, Level(found["level"]), Fault(found["fault"])) for found in told} == {
+        (name, level, fault)
+        for name, expected in PLANTED.items()
+        for level, faults in expected.items()
+        for fault in faults
+    }
+    swapped = [found for found in told if Path(found["path"]).stem == "a2"]
+    named = {(found["fault"], tuple(found["positions"])) for found in swapped}
+    assert {(Fault.ROWS_MISSING, (3,)), (Fault.ROWS_SURPLUS, (4,))} <= named
+    columns = {found["column"]: found["positions"] for found in swapped if found["column"]}
+    assert columns == {"id": [3, 4], "part": [3, 4], "value": [3, 4]}
+
+
+@pytest.mark.parametrize(("plant", "expected"), OF_ALL_FILES)
+def test_planted_in_all_files(
     plant: Callable[[HandmadeTable, Path], None],
     expected: dict[Level, set[Fault]],
     table: HandmadeTable,
     verify: Any,
     tmp_path: Path,
 ) -> None:
-    """Every level that can see the wrong names it, and no level that cannot."""
     plant(table, tmp_path)
     code, proof = verify("--rows")
     assert (code, proof["is_right"]) == (1, False)
@@ -226,8 +255,8 @@ def test_planted(
     assert named == {(level, fault) for level, faults in expected.items() for fault in faults}
 
 
-def test_a_level_sees_what_it_compares(table: HandmadeTable, verify: Any, tmp_path: Path) -> None:
-    plant_swapped_vector(table, tmp_path)
+def test_a_level_sees_what_it_compares(table: HandmadeTable, verify: Any) -> None:
+    plant_vector(table, "a0", {2, 4})
     assert verify("--metadata")[0] == 0
     assert verify()[0] == 1
 
@@ -245,15 +274,6 @@ def test_a_file_that_is_twice_in_delta(
     (found,) = proof["first_differences"]
     assert found["path"] == f"{table.location}/{path}"
     assert "2 live adds for the one path" in found["detail"]
-
-
-def test_positions_and_columns_are_named(table: HandmadeTable, verify: Any, tmp_path: Path) -> None:
-    plant_swapped_vector(table, tmp_path)
-    _, proof = verify("--rows")
-    named = {(found["fault"], tuple(found["positions"])) for found in proof["first_differences"]}
-    assert {(Fault.ROWS_MISSING, (3,)), (Fault.ROWS_SURPLUS, (4,))} <= named
-    columns = {found["column"]: found["positions"] for found in proof["first_differences"] if found["column"]}
-    assert columns == {"id": [3, 4], "part": [3, 4], "value": [3, 4]}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import sql_catalog
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 40.0
+WAIT_S = 120.0
 
 
 def write_config(path: Path, **sections: object) -> None:
@@ -44,13 +44,18 @@ def write_config(path: Path, **sections: object) -> None:
     path.write_text(json.dumps(settings))
 
 
+def pause_s(waited_s: float) -> float:
+    """How long to wait for the next look, which costs the daemon a page."""
+    return min(0.1, 0.01 + waited_s / 20)
+
+
 def until(condition: Callable[[], Any], what: str = "the condition", *, wait_s: float = WAIT_S) -> Any:
     """What `condition` gives as soon as it is true."""
-    deadline_s = time.monotonic() + wait_s
-    while time.monotonic() < deadline_s:
+    began_s = time.monotonic()
+    while (waited_s := time.monotonic() - began_s) < wait_s:
         if found := condition():
             return found
-        time.sleep(0.05)
+        time.sleep(pause_s(waited_s))
     raise AssertionError(f"{what} did not come true within {wait_s:.0f} s")
 
 
@@ -115,7 +120,7 @@ class Daemon:
 
     def get(self, path: str) -> tuple[int, Any]:
         try:
-            with urlopen(f"{self.url}{path}", timeout=10) as answer:
+            with urlopen(f"{self.url}{path}", timeout=30) as answer:
                 return answer.status, json.load(answer)
         except HTTPError as error:
             with error:

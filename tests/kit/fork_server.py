@@ -18,13 +18,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from select import POLLIN, poll
 from typing import Any
 
+from coverage import Coverage
+
 import daemon
 from tests.kit.daemon_process import run_dvsync
+from tests.kit.forking import KILL_MEASURED
 
 ORDER_BYTES_MAX = 128 << 10
 
@@ -34,7 +38,8 @@ def import_all() -> None:
     for module in pkgutil.walk_packages(daemon.__path__, "daemon."):
         if not module.name.endswith("__main__"):
             import_module(module.name)
-    import_module("pyiceberg.io.pyarrow")
+    for name in ("pyiceberg.io.pyarrow", "state.migrations"):
+        import_module(name)
 
 
 def next_order(orders: socket.socket) -> dict[str, Any] | None:
@@ -77,6 +82,11 @@ def next_order(orders: socket.socket) -> dict[str, Any] | None:
             ready.register(pidfd, POLLIN)
 
 
+def save_and_die(measured: Coverage, *_: object) -> None:
+    measured.save()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _tell(news: socket.socket, number: int) -> None:
     with suppress(BrokenPipeError):  # Nobody waits for it any more.
         news.send(str(number).encode())
@@ -93,12 +103,17 @@ def main() -> None:
     # A thread would be missing in the forked processes. jemalloc begins its own one anew.
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert len(threads) - threads.count("jemalloc_bg_thd") == 1, threads
+    if measured := Coverage.current():
+        # What the imports ran is written once, and not by each forked process.
+        measured.save()
     gc.collect()
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
     order = next_order(orders)
     if order is None:
         return
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if measured:
+        signal.signal(KILL_MEASURED, partial(save_and_die, measured))
     os.environ.clear()
     os.environ.update(order["environment"])
     time.tzset()

@@ -11,13 +11,19 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import IO
 
+from coverage import Coverage
+
 ROOT = Path(__file__).parents[2]
 START_MAX_S = 120.0
 COMMAND_MAX_S = 120.0
+# Where coverage is measured, a process that is to be killed does it itself, when it has written which lines it ran.
+KILL_MEASURED = signal.SIGUSR2
+SAVE_MAX_S = 10.0
 
 
 @cache
@@ -94,6 +100,10 @@ class Forked:
             os.kill(self.pid, number)
 
     def kill(self) -> None:
+        if Coverage.current():
+            self.send_signal(KILL_MEASURED)
+            with suppress(subprocess.TimeoutExpired):
+                self.wait(SAVE_MAX_S)
         self.send_signal(signal.SIGKILL)
 
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import pyiceberg.io.pyarrow  # noqa: F401 - otherwise each process imports it for its first commit
 import structlog
+from coverage import Coverage
 from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
@@ -42,6 +43,7 @@ from tests.kit.checks import check, duckdb_rows
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.handmade_managed import Managed
 from tests.kit.power import Disk
+from tests.kit.states import migrated
 
 # Every step that leaves something behind. A file that is opened and not closed is one: its bytes are lost with us.
 STEPS: tuple[tuple[Any, str], ...] = (
@@ -311,6 +313,9 @@ def main() -> None:
             folder, name, ask_duckdb=ask_duckdb, publishing=publishing
         ),
     }
+    migrated()  # Which imports Alembic, too.
+    if measured := Coverage.current():
+        measured.save()
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
     for line in sys.stdin:
         order, *arguments = json.loads(line)

