@@ -100,6 +100,8 @@ class TableCycle:
         self._record = _tried_again(record)
         self._is_unrecorded = False
         self._wait: _Wait | None = None
+        # Whether its last poll was; for the scheduler.
+        self.is_quick = True
         # Since the last round of maintenance began.
         self.snapshots_unmaintained = 0
         # Handed over from another thread: the row in the store has changed; an error beside the syncs.

@@ -26,11 +26,12 @@ from daemon.scheduling.jobs import MaintenanceJob, VerifyJob
 from daemon.scheduling.poll_threads import PollThreads
 from daemon.scheduling.slots import Slots
 from daemon.scheduling.timetable import JITTER, Timetable
-from daemon.store.durable import is_local
 
 CLOCK_CHECK_INTERVAL_S = 1.0
 # A smaller difference between the clocks is drift.
 CLOCK_JUMP_MIN_S = 2.0
+# A poll that took less is expected to do so again, and others wait for it: to wake up a thread costs as much.
+QUICK_S = 0.003
 # A store that hangs delays only its own tables, up to so many.
 POLL_THREADS_MAX = 128
 # Bounds of the first delay of maintenance and verification; shorter intervals have less. The syncs after a start come
@@ -141,9 +142,11 @@ class Scheduler:
 
     def _take_turn(self, cycle: TableCycle) -> CycleResult:
         """Poll the table, and sync it if there is news and a free slot. Without a slot the table waits to be called."""
-        if cycle.table.entry or not is_local(cycle.table.source):
+        if not cycle.is_quick:
             self._threads.hand_over()
+        began_s = self._clock.monotonic_s()
         result = cycle.poll()
+        cycle.is_quick = self._clock.monotonic_s() - began_s < QUICK_S
         if result is not None:
             self._call(self._slots.leave(cycle.name))
             return result

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from functools import partial
 
 from msgspec.structs import replace
 
@@ -40,6 +39,7 @@ class Found:
     patterns: dict[str, str] = field(default_factory=dict)
     troubles: dict[str, SyncError] = field(default_factory=dict)
     passed_over: dict[str, str] = field(default_factory=dict)
+    settings: Settings | None = field(default=None, compare=False)
 
     def joined_troubles(self) -> Iterator[tuple[Sequence[str], SyncError]]:
         """Yield each error once, with what it is about: that a catalog is away concerns all that is asked of it."""
@@ -95,7 +95,10 @@ class _Search:
         self._owners = {record.name: record.source for record in self._records}
         self._before = before
         self._claims = Claims()
-        self.found = Found([table for table in settings.tables if not table.is_pattern])
+        self.found = Found([table for table in settings.tables if not table.is_pattern], settings=settings)
+        # What these settings made before, they make again.
+        made = (*before.tables, *before.others) if before.settings is settings else ()
+        self._made = {table.source: table for table in made}
         self._sources = {table.source for table in self.found.tables}
         for table in self.found.tables:
             self._claims.add(table.source, table)
@@ -118,7 +121,7 @@ class _Search:
             followed = {*known, *self._owners.values()}
             fitting = kept | _tables_among(folders - kept, storage, self._clock, followed, troubles)
         for source in sorted(source for source in fitting if not _is_excluded(source, pattern)):
-            self._add(pattern, source, source, partial(pattern.for_found, source))
+            self._add(pattern, source)
 
     def ask_catalog(self, pattern: TableSettings, wanted: SourceName) -> None:
         """Find tables by asking a catalog."""
@@ -131,7 +134,7 @@ class _Search:
             entries = [entry for entry in known if fits_entry(wanted, entry)]
         for entry in sorted(entries, key=_name_of):
             if not _is_excluded(_name_of(entry), pattern):
-                self._add(pattern, entry.location, entry.full_name, partial(pattern.for_entry, entry))
+                self._add(pattern, entry.location, entry)
 
     def _known_entries(self) -> Collection[SourceEntry]:
         """What catalogs said before of each place. The newest counts: a table may have had another name."""
@@ -140,7 +143,7 @@ class _Search:
         entries += [table.entry for table in (*self._before.tables, *self._before.others)]
         return {entry.location: entry for entry in entries if entry}.values()
 
-    def _add(self, pattern: TableSettings, source: str, known_as: str, make: Callable[[], TableSettings]) -> None:
+    def _add(self, pattern: TableSettings, source: str, entry: SourceEntry | None = None) -> None:
         """Add the table that `pattern` makes of `source`, or the trouble because of which it makes none."""
         if source in self._sources:
             if "*" not in pattern.source:
@@ -149,28 +152,30 @@ class _Search:
             return
         self._sources.add(source)
         try:
-            table = self._table_of(source, make)
+            table = self._table_of(pattern, source, entry)
         except Unsupported as error:
-            self.found.troubles[known_as] = error
+            self.found.troubles[entry.full_name if entry else source] = error
             return
         self._claims.add(source, table)
         self.found.tables.append(table)
         self.found.patterns[source] = pattern.source
 
-    def _table_of(self, source: str, make: Callable[[], TableSettings]) -> TableSettings:
+    def _table_of(self, pattern: TableSettings, source: str, entry: SourceEntry | None) -> TableSettings:
         """Raises Unsupported, saying why, if the pattern makes no table of `source`."""
-        try:
-            check_path(source)
-        except Unsupported as error:
-            # An entry of its own would not help.
-            raise Unsupported(error.message, hint="Rename the folder, or exclude it from the pattern.") from error
-        try:
-            table = make()
-        except ValueError as error:
-            raise Unsupported(str(error), hint=OUT_OF_PATTERN) from error
+        table, faults = self._made.get(source), list[str]()
+        if table is None or table.entry != entry or self._before.patterns.get(source) != pattern.source:
+            try:
+                check_path(source)
+            except Unsupported as error:
+                # An entry of its own would not help.
+                raise Unsupported(error.message, hint="Rename the folder, or exclude it from the pattern.") from error
+            try:
+                table = pattern.for_entry(entry) if entry else pattern.for_found(source)
+            except ValueError as error:
+                raise Unsupported(str(error), hint=OUT_OF_PATTERN) from error
+            faults = list(faults_of_found(self._settings, table))
+        faults += (clash for _, clash in self._claims.clashes(table))
         owner = self._owners.get(table.name, source)
-        clashes = (clash for _, clash in self._claims.clashes(table))
-        faults = [*faults_of_found(self._settings, table), *clashes]
         if owner != source and not faults:
             what = f"{table.name} was followed from {owner} so far"
             raise Unsupported(

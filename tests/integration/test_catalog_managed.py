@@ -273,8 +273,8 @@ def test_spark_reads_what_is_ratified(spark: SparkSession, writer: Writer, unity
         sources={"prod": {"type": "unity", "uri": unity.url, "token": unity.token}},
         tables=[{"source": "prod:main.sales.orders", "target": "lake.orders", "engine": "spark", "format_version": 3}],
     )
-    settings, troubles = with_found_tables(load_settings(tmp_path / "config.yaml"))
-    assert not troubles and settings.tables[0].engine == "spark"
+    settings, found = with_found_tables(load_settings(tmp_path / "config.yaml"))
+    assert not found.troubles and settings.tables[0].engine == "spark"
     for version in range(table.latest + 1):
         assert_states_agree(settings, spark, version)
     ((_, synced),) = sync_tables(settings, settings.tables, lambda _: Silent(), full=False)
