@@ -56,7 +56,8 @@ def _pass_on(spark: SparkSession, log: DeltaLog, storage: RatifiedStorage) -> No
         session.sessionState().catalogManager().catalog(RATIFIED)
     hadoop, answer = jvm.org.apache.hadoop.fs, storage.ask()
     files = gateway.new_array(hadoop.FileStatus, len(answer.staged))
-    for number, staged in enumerate(answer.staged.values()):
+    # Delta takes them in the order of their versions.
+    for number, (_, staged) in enumerate(sorted(answer.staged.items())):
         place = hadoop.Path(f"{log.folder}/{STAGED_FOLDER}/{staged.file_name}")
         files[number] = hadoop.FileStatus(staged.size_bytes, False, 1, 1, staged.modified_ms, place)
     newest = -1 if answer.newest is None else answer.newest
