@@ -76,7 +76,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
 
         def beat() -> None:
             board.beat()
-            systemd.beat(board.summary())
+            systemd.beat(board.summary)
 
         def on_lost(reason: str) -> None:
             _log.error(events.LEASE_LOST, reason=reason, hint=START_AGAIN)

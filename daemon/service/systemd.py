@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 
@@ -20,9 +20,14 @@ def notify(*lines: str, environment: Mapping[str, str] = os.environ) -> None:
         sender.sendall("\n".join(lines).encode())
 
 
-def beat(status: str, environment: Mapping[str, str] = os.environ) -> None:
-    """The work loop is alive, and `status` is what `systemctl status` shows. See also sd_watchdog_enabled(3)."""
+def beat(summary: Callable[[], str], environment: Mapping[str, str] = os.environ) -> None:
+    """The work loop is alive, and `systemctl status` shows the `summary`. See also sd_watchdog_enabled(3).
+
+    A summary of thousands of tables takes half a second: it is made for systemd only.
+    """
+    if "NOTIFY_SOCKET" not in environment:
+        return
     watched = "WATCHDOG_USEC" in environment and environment.get("WATCHDOG_PID") in (None, str(os.getpid()))
     # A line break would begin another message.
-    lines = [f"STATUS={' '.join(status.split())}", *(["WATCHDOG=1"] if watched else [])]
+    lines = [f"STATUS={' '.join(summary().split())}", *(["WATCHDOG=1"] if watched else [])]
     notify(*lines, environment=environment)

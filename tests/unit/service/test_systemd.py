@@ -50,7 +50,7 @@ def test_systemd_is_told_of_start_life_and_end(manager: tuple[socket.socket, str
     listener, address = manager
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": str(os.getpid())}
     systemd.notify("READY=1", environment=environment)
-    systemd.beat("2 tables: 2 synced", environment)
+    systemd.beat(lambda: "2 tables: 2 synced", environment)
     systemd.notify("STOPPING=1", environment=environment)
     told = [listener.recv(4096).decode() for _ in range(3)]
     assert told == ["READY=1", "STATUS=2 tables: 2 synced\nWATCHDOG=1", "STOPPING=1"]
@@ -60,7 +60,7 @@ def test_a_watchdog_for_another_process_is_not_fed(manager: tuple[socket.socket,
     """WATCHDOG_PID names who is watched; a child that inherits the environment is not."""
     listener, address = manager
     environment = {"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "60000000", "WATCHDOG_PID": "1"}
-    systemd.beat("fine", environment)
+    systemd.beat(lambda: "fine", environment)
     assert listener.recv(4096) == b"STATUS=fine"
 
 
