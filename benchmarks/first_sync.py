@@ -73,7 +73,7 @@ class Expected:
         bench = Bench(folder, self.location, engine="auto")
         if isinstance(self.delta, Managed):
             settings = bench.settings.for_entry(self.delta.entry)
-            log = DeltaLog(self.delta.storage(), self.location, bench.clock, is_ratified=True)
+            log = DeltaLog(self.delta.storage(), self.location, bench.clock)
             bench.follower = Follower(replace(bench.context, settings=settings, log=log))
         return bench
 

@@ -57,16 +57,15 @@ class _Ahead:
 class DeltaLog:
     """The log of the table at `location` (a normalised URI). Remembers the last commit that it read or checked.
 
-    With `is_ratified`, a catalog says what the commits are: none is ever replaced, and all get another time when they
-    are published.
+    If its storage `is_ratified`, a catalog says what the commits are: none is ever replaced, and all get another time
+    when they are published.
     """
 
-    def __init__(self, storage: FileIOStorage, location: str, clock: Clock, *, is_ratified: bool = False) -> None:
+    def __init__(self, storage: FileIOStorage, location: str, clock: Clock) -> None:
         self.location = location
         self.folder = f"{location}/_delta_log"
         self.storage = storage
         self._clock = clock
-        self._is_ratified = is_ratified
         self._known: KnownCommit | None = None
         self._ahead: _Ahead | None = None
 
@@ -276,7 +275,7 @@ class DeltaLog:
             older = {version: meta for version, meta in commits.items() if version < after}
             now, replaced = compare_listed(older, recent, self._probe)
             for version, differing in replaced:
-                if not (self._is_ratified and differing == "time"):
+                if not (self.storage.is_ratified and differing == "time"):
                     raise self._replaced(version, differing)
             return tuple(each for each in now if each not in recent)
         if not commits and not any(self._list(after="")):
@@ -291,7 +290,7 @@ class DeltaLog:
         return ResyncNeeded(what, version=version, path=self.commit_path(version), hint=hint)
 
     def _replaced(self, version: int, differing: str) -> SyncError:
-        if self._is_ratified:
+        if self.storage.is_ratified:
             return CorruptInput(
                 f"commit {version} was published or is named with another {differing} than the one that was synced",
                 version=version,

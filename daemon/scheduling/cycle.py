@@ -100,7 +100,7 @@ class TableCycle:
         self._record = _tried_again(record)
         self._is_unrecorded = False
         self._wait: _Wait | None = None
-        # Whether its last poll was; for the scheduler.
+        # Whether its last poll ended at once. The scheduler sets it.
         self.is_quick = True
         # Since the last round of maintenance began.
         self.snapshots_unmaintained = 0

@@ -65,7 +65,7 @@ def make_context(
     store, clock = shared.store, shared.clock
     return TableContext(
         settings=table,
-        log=DeltaLog(storage, table.source, clock, is_ratified=table.is_managed),
+        log=DeltaLog(storage, table.source, clock),
         target=Target(
             table.catalog,
             lambda: shared.catalogs.open(table.catalog),

@@ -177,9 +177,10 @@ class _Search:
         faults += (clash for _, clash in self._claims.clashes(table))
         owner = self._owners.get(table.name, source)
         if owner != source and not faults:
-            what = f"{table.name} was followed from {owner} so far"
             raise Unsupported(
-                what, hint=f"If that table is gone for good, `dvsync forget {table.name}` accepts this one."
+                f"{table.name} was followed from {owner} so far",
+                hint=f"If that table is gone for good, run `dvsync forget {table.name}`, and then `dvsync resync "
+                f"{table.name}` to show this one under its name.",
             )
         if faults:
             raise Unsupported("; ".join(faults), hint=OUT_OF_PATTERN)

@@ -57,6 +57,8 @@ class RatifiedStorage(VendedStorage):
     version is looked for that is newer than the last answer, before each listing, and if a staged file is gone.
     """
 
+    is_ratified = True
+
     def __init__(
         self, credentials: Credentials, folder: str, clock: Clock, ask: Callable[[], Ratified], source: str
     ) -> None:
@@ -68,7 +70,8 @@ class RatifiedStorage(VendedStorage):
         self._answer: Ratified | None = None
         self._asked_s = float("-inf")
 
-    def _fresh(self, *, at_once: bool = False) -> Ratified:
+    def ask(self, *, at_once: bool = False) -> Ratified:
+        """Return what is ratified now. One request; unless `at_once`, none soon after another one."""
         known, now_s = self._answer, self._clock.monotonic_s()
         if known and not at_once and now_s - self._asked_s < FRESH_S:
             return known
@@ -88,14 +91,6 @@ class RatifiedStorage(VendedStorage):
         """Take the next answer, whatever was answered before."""
         self._answer = None
 
-    def ask(self) -> Ratified:
-        """Return what is ratified now. One request, or none soon after another one."""
-        return self._fresh()
-
-    @property
-    def _newest(self) -> int | None:
-        return self._answer.newest if self._answer else None
-
     def _version_of(self, path: str) -> int | None:
         """The version of a commit file's path; None for other files."""
         folder, _, name = path.rpartition("/")
@@ -106,7 +101,7 @@ class RatifiedStorage(VendedStorage):
         """Return the file in which the commit is. Raises ObjectMissing if the catalog has not ratified the version."""
         answer = self._answer
         if answer is None or answer.newest is None or answer.is_beyond(version):
-            answer = self._fresh()
+            answer = self.ask()
         if answer.is_beyond(version):
             raise file_missing(path)
         staged = answer.staged.get(version)
@@ -121,10 +116,10 @@ class RatifiedStorage(VendedStorage):
             return read(file)
         except ObjectMissing:
             # Log cleanup removes published commits, but never the newest one.
-            if file == path and version != self._newest:
+            if file == path and not (self._answer and version == self._answer.newest):
                 raise
         # It may have been published since the catalog named it.
-        self._fresh(at_once=True)
+        self.ask(at_once=True)
         file = self._file_of(path, version)
         try:
             return read(file)
@@ -163,7 +158,7 @@ class RatifiedStorage(VendedStorage):
         if directory != self._folder:
             return super().list_from(directory, after)
         # Before the listing: what the catalog does not name any more by then is published, and will be listed.
-        answer = self._fresh()
+        answer = self.ask()
         files = {
             file.name: file
             for file in super().list_from(directory, after)

@@ -276,7 +276,7 @@ class UnityCatalog:
                 hint="dvsync asks again after that time.",
             )
         if self._clock.monotonic_s() < self._silent_until_s:
-            raise self._away("it has just kept silent")
+            raise self._away("it gave no answer a few seconds ago")
         token = self._bearer()
         status, data = self._request(method, path, body, token)
         if status == 401:

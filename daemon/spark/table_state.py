@@ -27,7 +27,6 @@ from daemon.delta.table_state import (
     resolve_rows,
 )
 from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
-from daemon.sources.ratified import RatifiedStorage
 from daemon.spark.answers import collect, run_on_spark
 from daemon.spark.failures import as_known_error
 from daemon.spark.snapshot import open_snapshot
@@ -254,7 +253,7 @@ def _check_newest(log: DeltaLog, commits: Collection[int]) -> None:
         try:
             if protocol is None and commit.protocol:
                 protocol = commit.protocol
-                check_protocol(protocol, is_managed=isinstance(log.storage, RatifiedStorage))
+                check_protocol(protocol, is_managed=log.storage.is_ratified)
             if metadata is None and commit.metadata:
                 metadata = commit.metadata
                 check_metadata(metadata)

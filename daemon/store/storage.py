@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.store.durable import is_local
@@ -71,6 +71,9 @@ class FileIOStorage:
     All methods raise `ObjectStoreAway` when a store does not answer, and `ObjectMissing` for a file that is read or
     `stat`ed and is not there. On S3 each of them is one request, except listings of many files.
     """
+
+    # Whether a catalog says which files of the log there are.
+    is_ratified: ClassVar[bool] = False
 
     def __init__(self, properties: Mapping[str, str] | None = None) -> None:
         self._properties = dict(properties or {})

@@ -293,7 +293,7 @@ def test_a_gap_between_the_log_and_what_is_named(table: Managed, follow: Callabl
 def test_a_name_that_leads_elsewhere(
     table: Managed, unity: UnityServer, tmp_path: Path, follow: Callable[..., Followed], *, keeps_id: bool
 ) -> None:
-    """Not a row from there is shown as the former table's; when it leads back, all goes on."""
+    """Not a row from there is shown as the former table's; when it leads back, all goes on. The hint accepts it."""
     followed = follow()
     table.stage(2)
     daemon = followed.start()
@@ -311,6 +311,14 @@ def test_a_name_that_leads_elsewhere(
     table.stage(2, first=200)
     daemon.synced_to(ORDERS, 2)
     assert followed.rows() == table.live_rows()
+    unity.tables["main", "sales", "orders"] = other.told
+    until(lambda: "`dvsync forget lake.orders`, and then `dvsync resync" in daemon.reasons(), "it is said again")
+    until(lambda: command(daemon.config, "forget", ORDERS).returncode == 0, "it is forgotten")
+    until(lambda: daemon.tables().get(ORDERS, {}).get("state") == "parked", "the other one is found")
+    assert followed.rows() == table.live_rows()
+    assert command(daemon.config, "resync", ORDERS).returncode == 0
+    daemon.synced_to(ORDERS, 2)
+    assert followed.rows() == other.live_rows()
 
 
 def test_two_names_for_one_table(table: Managed, unity: UnityServer, follow: Callable[..., Followed]) -> None:

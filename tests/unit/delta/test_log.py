@@ -32,6 +32,8 @@ PROTOCOL = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": ["de
 class MemoryStorage:
     """Files by path; all of them were written at MODIFIED_MS."""
 
+    is_ratified = False
+
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
 
