@@ -7,11 +7,11 @@ sentence. All packages raise these errors; `scheduling` and `cli` react to them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from shlex import quote
-from typing import ClassVar, Self
+from typing import ClassVar, Literal, Self
 
 from daemon.masking import scrub
 from daemon.texts import TEXT_CHARACTERS_MAX, excerpt
@@ -70,7 +70,7 @@ class SyncError(Exception):
         where = ", ".join(f"{name} {value}" for name, value in places if value is not None)
         return f"{self.message} [{as_shown(where)}]" if where else self.message
 
-    def __reduce__(self) -> tuple[object, ...]:
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         # Errors cross a process boundary when the kernel runs on Spark's workers: keep every field.
         fields = {name: getattr(self, name) for name in ("hint", "table", "version", "path", "offset")}
         return partial(type(self), self.message, **fields), ()
@@ -191,10 +191,37 @@ class SchemaChanged(Parking):
     """The Delta table's columns or partitioning changed, and the configuration wants the table parked then."""
 
 
+# What a mirror of a data file is: its bytes with a new Parquet footer; its bytes under another name; its rows written
+# again. Cheaper ones come first.
+MirrorKind = Literal["footer", "copy", "rewrite"]
+
+
 class Unsupported(Parking):
-    """dvsync does not support a Delta feature or an Iceberg format version: the table is parked."""
+    """dvsync does not support a Delta feature or an Iceberg format version: the table is parked.
+
+    `lifted_by` is the kind of mirror of the data file that readers would read as Delta does, unless the file has other
+    faults, too. None: no mirror helps.
+    """
 
     may_end_by_version = True
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str,
+        table: str | None = None,
+        version: int | None = None,
+        path: str | None = None,
+        offset: int | None = None,
+        lifted_by: MirrorKind | None = None,
+    ) -> None:
+        super().__init__(message, hint=hint, table=table, version=version, path=path, offset=offset)
+        self.lifted_by = lifted_by
+
+    def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
+        make, arguments = super().__reduce__()
+        return partial(make, lifted_by=self.lifted_by), arguments
 
 
 class InternalError(SyncError):

@@ -73,9 +73,12 @@ class Inspector:
 
     def inspect_file(self, add: AddFile) -> tuple[Metrics, FileSchema]:
         """Inspect one file, and return its metrics and its schema's properties. Raises as `inspect`."""
+        check_path(add.path)
+        return self.check_file(add, read_footer(self.storage, add.path, add.size))
+
+    def check_file(self, add: AddFile, footer: pq.FileMetaData) -> tuple[Metrics, FileSchema]:
+        """Check a file with its footer, or another one for the same pages. Returns and raises as `inspect_file`."""
         path = add.path
-        check_path(path)
-        footer = read_footer(self.storage, path, add.size)
         metrics = metrics_of(add, self.table, footer.num_rows)
         with errors_at(path=path):
             found, leaf_paths = self.check_schema(footer)
@@ -83,7 +86,7 @@ class Inspector:
             check_calendar(footer.metadata or {}, found, metrics, self.table)
             if not self.table.may_overflow:
                 for column in sorted(check_int96(found, metrics, self.table)):
-                    self._check_moments(path, column)
+                    self._check_moments(path, footer, column)
         return metrics, found
 
     def check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
@@ -98,19 +101,19 @@ class Inspector:
             self._checked[key] = check_file_schema(schema, self.table, leaf_paths), leaf_paths
         return self._checked[key]
 
-    def _check_moments(self, path: str, column: str) -> None:
+    def _check_moments(self, path: str, footer: pq.FileMetaData, column: str) -> None:
         """Check the timestamps of a column without statistics: inside lists and maps, or not indexed by Delta."""
-        for values in self._read_column(path, column):
+        for values in self._read_column(path, footer, column):
             for moments in _timestamps(values):
                 ends = pc.min_max(moments.cast(pa.int64())).as_py()
                 if ends["min"] is not None:
                     named = str(self.table.schema.find_column_name(self.table.field_ids[column.lower()]))
                     check_int96_micros(ends["min"], ends["max"], named)
 
-    def _read_column(self, path: str, column: str) -> Iterator[pa.Array]:
+    def _read_column(self, path: str, footer: pq.FileMetaData, column: str) -> Iterator[pa.Array]:
         try:
             with self.storage.open_input(path) as file:
-                parquet = pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
+                parquet = pq.ParquetFile(file, metadata=footer, coerce_int96_timestamp_unit="us")
                 for batch in parquet.iter_batches(columns=[column]):
                     yield batch.column(0)
         except (pa.ArrowException, OSError) as error:
@@ -124,7 +127,7 @@ class Inspector:
         if None not in singles:
             return any(each != (value,) for each in singles)
         name = footer.schema.column(place).path
-        return not all(_holds_only(values, value) for values in self._read_column(path, name))
+        return not all(_holds_only(values, value) for values in self._read_column(path, footer, name))
 
     def _check_partition(self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile) -> None:
         """Check the partition columns in the file: some readers use their values, Delta uses the log's."""
@@ -147,6 +150,7 @@ class Inspector:
                         hint="Set 'delta.feature.materializePartitionColumns' = 'supported' in the Delta table, and "
                         "rewrite the file in Delta, for example with an UPDATE of its rows. Or partition the "
                         "table by another column.",
+                        lifted_by="rewrite",
                     )
                 continue
             is_int96 = footer.schema.column(place).physical_type == "INT96"
@@ -160,6 +164,7 @@ class Inspector:
                     f"partition column {column} is {said} in the Delta log and something else in the file, from which "
                     "some readers take it",
                     hint=f"Rewrite the file with Delta. Its rows must have the log's value{null}.",
+                    lifted_by="rewrite",
                 )
 
 
@@ -278,6 +283,7 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
                 "Iceberg readers would show wrong days",
                 hint="Rewrite the file with Spark, and set spark.sql.parquet.datetimeRebaseModeInWrite and "
                 "spark.sql.parquet.int96RebaseModeInWrite to CORRECTED.",
+                lifted_by="rewrite",
             )
 
 
@@ -313,6 +319,7 @@ def check_int96_micros(lower: float, upper: float, column: str) -> None:
             "would show as other times, without an error",
             hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: "
             "follow for this table if neither PyIceberg nor Polars reads it.",
+            lifted_by="rewrite",
         )
 
 

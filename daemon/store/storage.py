@@ -38,6 +38,7 @@ def check_path(path: str) -> None:
             "the path contains '#' or '?': PyIceberg cuts the path there and would read the wrong file or none",
             path=path,
             hint="Move the table to a location without these characters.",
+            lifted_by="copy",
         )
     _check_parts(path)
 

@@ -183,6 +183,7 @@ class Translation:
                 hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
                 "(ICEBERG_COMPAT_VERSION = 2))), which turns the table's deletion vectors off and "
                 "UniForm on. Tables without column mapping may have arrays and maps.",
+                lifted_by="footer",
             )
         return field_id, self._type(delta_type, old.field_type if old else None, path, ids, place)
 

@@ -24,8 +24,8 @@ from pyiceberg.types import (
     TimestamptzType,
 )
 
-from daemon.errors import Unsupported
-from daemon.translate.name_mapping import Path, first_names, takes_name, with_unmapped
+from daemon.errors import MirrorKind, Unsupported
+from daemon.translate.name_mapping import Path, column_finder, first_names, takes_name, with_unmapped
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -45,6 +45,7 @@ STORED_AS: Mapping[str, frozenset[pa.DataType]] = {
     "timestamptz": frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
 }
 INT96 = pa.timestamp("ns")
+INTEGERS = (pa.int8(), pa.int16(), pa.int32(), pa.int64())
 MILLIS = (pa.timestamp("ms"), pa.timestamp("ms", "UTC"))
 
 # PyIceberg or Polars fails on other names of UTC, such as "Z".
@@ -54,6 +55,9 @@ REWRITE_INNER = (
     "Let Delta rewrite the files with ids of elements, keys and values: REORG TABLE … APPLY (UPGRADE UNIFORM "
     "(ICEBERG_COMPAT_VERSION = 2)), which turns the table's deletion vectors off and UniForm on."
 )
+# The names in the columns' paths, as patterns: those of the layout of today, and of layouts that differ in names only.
+LAYOUT = {"element": r"list\.[^.]+", "key": r"key_value\.key", "value": r"key_value\.value"}
+RENAMED = dict.fromkeys(LAYOUT, r"[^.]+\.[^.]+")
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
 
 
@@ -143,16 +147,20 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         # One unknown Arrow type in any column is enough for PyIceberg to refuse the file.
         pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
-        raise Unsupported(f"PyIceberg and Polars cannot read the file: {error}", hint=REWRITE) from error
+        refused = f"PyIceberg and Polars cannot read the file: {error}"
+        raise Unsupported(refused, hint=REWRITE, lifted_by="footer") from error
     # Parquet's LogicalTypes.md, "Nested Types": DuckDB reads older layouts of lists and maps as null.
-    patterns = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name)))
-    for pattern, path in zip(patterns, leaf_paths, strict=True):
+    patterns = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name), LAYOUT))
+    # Two other names in the place of ours are only names; a level less is another encoding of the values.
+    renamed = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name), RENAMED))
+    for pattern, other, path in zip(patterns, renamed, leaf_paths, strict=True):
         if not re.fullmatch(pattern, path):
             raise Unsupported(
                 f"column {path} of the file has the layout of lists or maps in older Parquet files: some readers "
                 "show nulls",
                 hint="Rewrite the file with Spark, and set spark.sql.parquet.writeLegacyFormat=false. delta-rs writes "
                 "maps in the older layout, too.",
+                lifted_by="footer" if re.fullmatch(other, path) else "rewrite",
             )
     names = {name.lower() for name in schema.names}
     unfilled = sorted(name for name in table.filled if name.lower() not in names)
@@ -161,17 +169,18 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
             f"column {', '.join(unfilled)} is missing in the file, and Delta fills it with a default (EXISTS_DEFAULT): "
             "Iceberg readers would show nulls",
             hint="Rewrite the file in Delta, for example with an UPDATE of its rows.",
+            lifted_by="rewrite",
         )
     return found
 
 
-def _leaf_patterns(field: pa.Field, parent: str) -> Iterator[str]:
+def _leaf_patterns(field: pa.Field, parent: str, layout: Mapping[str, str]) -> Iterator[str]:
     kind, inner = _stored(field.type), _inner(field.type)
     if not inner and not pa.types.is_struct(kind):
         yield parent
     for each, name in inner:
-        step = rf"key_value\.{name}" if pa.types.is_map(kind) else r"list\.[^.]+"
-        yield from _leaf_patterns(each, rf"{parent}\.{re.escape(name) if pa.types.is_struct(kind) else step}")
+        step = re.escape(name) if pa.types.is_struct(kind) else layout[name]
+        yield from _leaf_patterns(each, rf"{parent}\.{step}", layout)
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:
@@ -226,16 +235,14 @@ class _Walk:
         self, fields: Iterable[pa.Field], struct: StructType, mapping: Sequence[MappedField], parent: Path, named: Path
     ) -> None:
         """Check the fields of a struct. `parent` is its path by the names in the file, `named` by the table's names."""
-        by_name = {name: mapped for mapped in mapping for name in mapped.names}
         columns = {field.field_id: field for field in struct.fields}
-        # Delta ignores case in names, but a name mapping does not. Java's toLowerCase is Python's lower.
-        spellings = {mapped.names[0].lower(): mapped for mapped in mapping if mapped.field_id in columns}
-        self._check_spellings(fields, spellings, named)
+        find = column_finder(mapping, columns, exact=self._table.needs_ids)
+        names = {mapped.names[0].lower() for mapped in mapping if mapped.field_id in columns}
+        self._check_spellings(fields, names, named)
         for field in fields:
-            path, name = (*parent, field.name), field.name.lower()
-            mapped = by_name.get(field.name)
-            if (mapped is None or mapped.field_id not in columns) and not self._table.needs_ids and name in spellings:
-                mapped = spellings[name]
+            path = (*parent, field.name)
+            mapped = find(field.name)
+            if mapped is not None and field.name not in mapped.names:
                 self.seen.respelled.add(path)
             if mapped is not None and (column := columns.get(mapped.field_id or 0)):
                 if field.name != mapped.names[0]:
@@ -245,7 +252,8 @@ class _Walk:
                 for inner, each in _paths(field, path):
                     if (field_id := _id(each)) in self._table.schema.field_ids:
                         other = (*named, field.name)
-                        raise _unreadable(other, f"carries the field id {field_id} of another column")
+                        lifted_by: MirrorKind | None = None if self._table.needs_ids else "footer"
+                        raise _unreadable(other, f"carries the field id {field_id} of another column", lifted_by)
                     if field_id is not None:
                         self.seen.hidden_ids.add((field_id, inner))
                 self.seen.hidden.update(
@@ -266,12 +274,21 @@ class _Walk:
                 )
 
     def _found(
-        self, field: pa.Field, column: NestedField, mapping: Sequence[MappedField], path: Path, named: Path
+        self,
+        field: pa.Field,
+        column: NestedField,
+        mapping: Sequence[MappedField],
+        path: Path,
+        named: Path,
+        *,
+        is_inside: bool = False,
     ) -> None:
         if self._has_ids and _id(field) != column.field_id:
             carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
             hint = REWRITE if len(path) == 1 else REWRITE_INNER
-            raise _unreadable(named, f"carries {carried}, but the column's is {column.field_id}", hint)
+            # By id, Delta finds columns and the fields of structs, but not what lists and maps have inside.
+            lifted_by: MirrorKind | None = None if self._table.needs_ids and not is_inside else "footer"
+            raise _unreadable(named, f"carries {carried}, but the column's is {column.field_id}", lifted_by, hint)
         kind, wanted = _in_parquet(field.type), column.field_type
         inner = [each for each, _ in _inner(kind)]
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
@@ -281,7 +298,8 @@ class _Walk:
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
         elif not _is_stored_as(kind, wanted):
-            raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}")
+            lifted_by = lifts_type(field.type, wanted)
+            raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}", lifted_by)
         elif kind == INT96:
             self.seen.int96[column.field_id] = path[0]
         elif pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
@@ -300,11 +318,12 @@ class _Walk:
         """Check elements, or keys and values. Their paths have Iceberg's names, whatever the file calls them."""
         # Behind these, the mapping may have former fields of a struct.
         for field, part, mapped in zip(inner, parts, mapping, strict=False):
-            self._found(field, part, mapped.fields, (*path, part.name), (*named, part.name))
+            self._found(field, part, mapped.fields, (*path, part.name), (*named, part.name), is_inside=True)
         # Where PyIceberg finds fields by the table's names, there may be no others: see `hides_renamed`.
         spelled = sorted(each for each in self._spelled_otherwise if each[: len(path)] == path != each)
         if spelled and not isinstance(parts[-1].field_type, StructType):
-            raise _unreadable(named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise")
+            why = f"has the field {'.'.join(spelled[0])}, which the table spells otherwise"
+            raise _unreadable(named, why, "footer")
 
 
 def _in_parquet(kind: pa.DataType) -> pa.DataType:
@@ -326,8 +345,48 @@ def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
     return kind in STORED_AS.get(str(wanted), ())
 
 
-def _unreadable(path: Path, why: str, hint: str = REWRITE) -> Unsupported:
+def lifts_type(stored: pa.DataType, wanted: IcebergType) -> MirrorKind | None:
+    """Return the kind of mirror by which readers see a value of another Parquet type as Delta on Spark does.
+
+    Spark's ParquetVectorUpdaterFactory says which types it reads as which; for others it fails.
+    """
+    kind, name = _in_parquet(_stored(stored)), str(wanted)
+    in_micros = pa.types.is_timestamp(kind) and kind.unit in ("ms", "us")
+    by_footer = {
+        # Arrow's writers also store the original Arrow type, which a new footer leaves out.
+        "list": any(is_list(kind) for is_list in LISTS),
+        # Older writers leave out the flag of UTC, or an annotation.
+        "timestamp": in_micros,
+        "timestamptz": in_micros,
+        "string": kind in (pa.string(), pa.binary()),
+        "binary": kind in (pa.string(), pa.binary()),
+        "date": kind in (pa.date64(), pa.int32(), pa.null()),
+        "int": kind in (pa.uint8(), pa.uint16(), pa.null()),
+        "long": kind in (pa.uint8(), pa.uint16()) or pa.types.is_duration(kind),
+    }
+    if by_footer.get("list" if isinstance(wanted, ListType) else name, False):
+        return "footer"
+    by_rewrite = {
+        "timestamp": kind in (pa.date32(), INT96),
+        "double": kind in INTEGERS[:3],
+        "long": kind == pa.uint32(),
+        "binary": pa.types.is_fixed_size_binary(kind),
+    }
+    is_widened = isinstance(wanted, DecimalType) and _widens(kind, wanted)
+    return "rewrite" if kind == pa.null() or is_widened or by_rewrite.get(name, False) else None
+
+
+def _widens(kind: pa.DataType, wanted: DecimalType) -> bool:
+    """Return whether each value of the stored type is one of the decimal type, as Delta widens types."""
+    if pa.types.is_decimal(kind):
+        return bool(kind.scale <= wanted.scale and kind.precision - kind.scale <= wanted.precision - wanted.scale)
+    # Delta PROTOCOL.md, "Type Widening": integers of 32 bits need 10 digits, whatever their values are.
+    return kind in INTEGERS and wanted.precision - wanted.scale >= (20 if kind == pa.int64() else 10)
+
+
+def _unreadable(path: Path, why: str, lifted_by: MirrorKind | None, hint: str = REWRITE) -> Unsupported:
     return Unsupported(
         f"column {'.'.join(path)} of the file {why}: readers of the Iceberg table would not show what Delta shows",
         hint=hint,
+        lifted_by=lifted_by,
     )

@@ -6,7 +6,7 @@ field has no name if Iceberg's Java library gave the name to a new column. `with
 
 from __future__ import annotations
 
-from collections.abc import Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 
@@ -72,6 +72,26 @@ def _by_name(fields: Iterable[MappedField]) -> dict[str, list[MappedField]]:
         for name in {name.lower() for name in field.names}:
             found.setdefault(name, []).append(field)
     return found
+
+
+def column_finder(
+    mapping: Iterable[MappedField], columns: Container[int | None], *, exact: bool
+) -> Callable[[str], MappedField | None]:
+    """Return a function that finds the mapped field of a name in a file, as Delta does. `columns` are the table's ids.
+
+    Delta ignores case in names, but a name mapping does not: unless names are `exact`, a name that is one of the
+    columns' but for case is that column's.
+    """
+    by_name = {name: mapped for mapped in mapping for name in mapped.names}
+    # Java's toLowerCase is Python's lower.
+    spellings = {mapped.names[0].lower(): mapped for mapped in mapping if mapped.field_id in columns}
+
+    def find(name: str) -> MappedField | None:
+        mapped = by_name.get(name)
+        is_column = mapped is not None and mapped.field_id in columns
+        return mapped if is_column or exact else spellings.get(name.lower(), mapped)
+
+    return find
 
 
 def folded(path: Path) -> Path:

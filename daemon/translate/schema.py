@@ -154,7 +154,9 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
             )
         if isinstance(schema.find_type(column), BinaryType):
             raise Unsupported(
-                f"partition column {column} is binary", hint="Partition the Delta table by another column."
+                f"partition column {column} is binary",
+                hint="Partition the Delta table by another column.",
+                lifted_by="rewrite",
             )
     sources = [schema.find_field(column).field_id for column in columns]
     for spec in specs.values():
