@@ -15,12 +15,14 @@ from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructT
 
 from daemon.mirror.compact import BINARY, FALSE, I32, STRUCT, TRUE, Struct
 from daemon.mirror.parquet import (
+    CHILDREN,
     CONVERTED,
     FIELD_ID,
     LOGICAL,
     NAME,
     REPEATED,
     REPETITION,
+    REQUIRED,
     TYPE,
     Node,
     parse_schema,
@@ -126,7 +128,9 @@ class _Mender:
         if isinstance(wanted, ListType | MapType):
             parts = [wanted.element_field] if isinstance(wanted, ListType) else [wanted.key_field, wanted.value_field]
             # Behind these, the mapping may have former fields of a struct.
-            for part, column, mapped in zip(_mend_layout(node), parts, mapping, strict=False):
+            for part, column, mapped in zip(
+                _mend_layout(node, is_list=isinstance(wanted, ListType)), parts, mapping, strict=False
+            ):
                 self._number(part, column)
                 self._field(part, column.field_type, mapped.fields)
             return
@@ -148,12 +152,19 @@ def _rename(node: Node, name: str) -> None:
     node.put(NAME, BINARY, name.encode())
 
 
-def _mend_layout(node: Node) -> Sequence[Node]:
-    """Give the parts of a list or map of three levels today's names, and return the element, or the key and the value.
+def _mend_layout(node: Node, *, is_list: bool = False) -> Sequence[Node]:
+    """Give the parts of a list or map today's layout and names, and return the element, or the key and the value.
 
-    Parquet's LogicalTypes.md, "Nested Types". Returns nothing if it is no list or map, or of two levels: then the
-    repeated field is the element (Spark's ParquetToSparkSchemaConverter.isElementType).
+    Parquet's LogicalTypes.md, "Nested Types". Returns nothing if it is no list or map. In lists of two levels, the
+    repeated field is the element (Spark's ParquetToSparkSchemaConverter.isElementType). With `is_list`, a repeated
+    field outside of any list is a list, too.
     """
+    if is_list and node.value(REPETITION) == REPEATED:
+        _wrap_element(node)
+        node.children = [Node({**node.element}, node.children)]
+        node.children[0].element.pop(FIELD_ID, None)
+        node.put(REPETITION, I32, REQUIRED)
+        _put_annotation(node, C_LIST, LIST)
     logical, converted = _logical(node), node.value(CONVERTED)
     if len(node.children) != 1 or node.children[0].value(REPETITION) != REPEATED:
         return ()
@@ -165,9 +176,10 @@ def _mend_layout(node: Node) -> Sequence[Node]:
         _put_annotation(repeated, None, None)
         names = ["key_value", "key", "value"]
     elif logical == LIST or converted == C_LIST:
-        is_element = repeated.name in ("array", f"{node.name}_tuple")
-        if len(repeated.children) != 1 or is_element or repeated.children[0].value(REPETITION) == REPEATED:
-            return ()
+        if len(repeated.children) != 1 or repeated.name in ("array", f"{node.name}_tuple"):
+            _wrap_element(repeated)
+        elif repeated.children[0].value(REPETITION) == REPEATED:
+            return ()  # Arrow takes the group for the element, and Spark does not.
         _put_annotation(node, C_LIST, LIST)
         names = ["list", "element"]
     else:
@@ -175,6 +187,18 @@ def _mend_layout(node: Node) -> Sequence[Node]:
     for each, name in zip((repeated, *repeated.children), names, strict=True):
         _rename(each, name)
     return repeated.children
+
+
+def _wrap_element(node: Node) -> None:
+    """Put the element of a list of two levels below a group of its own.
+
+    There it is required, so all values keep their definition and repetition levels: what adds to them is which fields
+    above a value are optional, and which are repeated.
+    """
+    element = Node({**node.element, REPETITION: (I32, REQUIRED)}, node.children)
+    element.element.pop(FIELD_ID, None)
+    kept = {key: value for key, value in node.element.items() if key in (NAME, REPETITION, FIELD_ID)}
+    node.element, node.children = {**kept, CHILDREN: (I32, 1)}, [element]
 
 
 def _logical(node: Node) -> int | None:

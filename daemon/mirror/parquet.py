@@ -39,7 +39,9 @@ CRYPTO_METADATA: Final = 8
 PATH_IN_SCHEMA: Final = 3
 # KeyValue
 KEY: Final = 1
-REPEATED: Final = 2  # FieldRepetitionType
+# FieldRepetitionType
+REQUIRED: Final = 0
+REPEATED: Final = 2
 
 # parquet-format's README, "File format": the footer, its size (4 bytes, little-endian), and the magic number. The
 # footers of most files are in the first read.

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Final
@@ -190,6 +191,49 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
         from obstore.store import S3Store  # noqa: PLC0415
 
         return S3Store(bucket, config=config, client_options=client, retry_config=retries, credential_provider=provider)
+
+
+@dataclass(frozen=True)
+class S3Access:
+    """How to reach a bucket for requests that obstore does not make. `base` is the address before a key."""
+
+    base: str
+    region: str
+    access_key_id: str
+    secret_access_key: str = field(repr=False)
+    session_token: str | None = field(repr=False)
+
+
+def find_access(bucket: str, properties: Mapping[str, str]) -> S3Access | None:
+    """Return the access of obstore's client to a bucket. None if the bucket needs Arrow's client or a proxy, or if the
+    credentials are neither in the properties nor in the environment, nor found by botocore. Raises OSError.
+    """
+    frozen = frozenset(properties.items())
+    if "s3.proxy-uri" in properties or _is_true(properties, "s3.anonymous") or _opened(bucket, frozen) is None:
+        return None
+    names = ("access-key-id", "secret-access-key", "session-token")
+    key, secret, token = (_find(properties, name) for name in names)
+    if not key:
+        key, secret, token = (os.environ.get(f"AWS_{name.upper().replace('-', '_')}") for name in names)
+    if not key:
+        key, secret, token = _ask_botocore()
+    if not key or not secret:
+        return None
+    region = _region(bucket, properties)
+    endpoint = properties.get("s3.endpoint") or f"https://s3.{region}.amazonaws.com"
+    base = endpoint if "://" in endpoint else f"https://{endpoint}"
+    return S3Access(f"{base.rstrip('/')}/{bucket}/", region, key, secret, token)
+
+
+def _ask_botocore() -> tuple[str | None, str | None, str | None]:
+    """Return key, secret and token of the machine's role: obstore has them, but does not tell them."""
+    with suppress(ImportError):
+        from botocore.session import get_session  # noqa: PLC0415 - it comes with the extra `glue`
+
+        if found := get_session().get_credentials():
+            frozen = found.get_frozen_credentials()
+            return frozen.access_key, frozen.secret_key, frozen.token
+    return None, None, None
 
 
 def _find(properties: Mapping[str, str], name: str) -> str | None:

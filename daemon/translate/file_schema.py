@@ -55,9 +55,6 @@ REWRITE_INNER = (
     "Let Delta rewrite the files with ids of elements, keys and values: REORG TABLE … APPLY (UPGRADE UNIFORM "
     "(ICEBERG_COMPAT_VERSION = 2)), which turns the table's deletion vectors off and UniForm on."
 )
-# The names in the columns' paths, as patterns: those of the layout of today, and of layouts that differ in names only.
-LAYOUT = {"element": r"list\.[^.]+", "key": r"key_value\.key", "value": r"key_value\.value"}
-RENAMED = dict.fromkeys(LAYOUT, r"[^.]+\.[^.]+")
 LISTS = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list, pa.types.is_list_view)
 
 
@@ -150,17 +147,15 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         refused = f"PyIceberg and Polars cannot read the file: {error}"
         raise Unsupported(refused, hint=REWRITE, lifted_by="footer") from error
     # Parquet's LogicalTypes.md, "Nested Types": DuckDB reads older layouts of lists and maps as null.
-    patterns = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name), LAYOUT))
-    # Two other names in the place of ours are only names; a level less is another encoding of the values.
-    renamed = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name), RENAMED))
-    for pattern, other, path in zip(patterns, renamed, leaf_paths, strict=True):
+    patterns = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name)))
+    for pattern, path in zip(patterns, leaf_paths, strict=True):
         if not re.fullmatch(pattern, path):
             raise Unsupported(
                 f"column {path} of the file has the layout of lists or maps in older Parquet files: some readers "
                 "show nulls",
                 hint="Rewrite the file with Spark, and set spark.sql.parquet.writeLegacyFormat=false. delta-rs writes "
                 "maps in the older layout, too.",
-                lifted_by="footer" if re.fullmatch(other, path) else "rewrite",
+                lifted_by="footer",
             )
     names = {name.lower() for name in schema.names}
     unfilled = sorted(name for name in table.filled if name.lower() not in names)
@@ -174,13 +169,13 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
     return found
 
 
-def _leaf_patterns(field: pa.Field, parent: str, layout: Mapping[str, str]) -> Iterator[str]:
+def _leaf_patterns(field: pa.Field, parent: str) -> Iterator[str]:
     kind, inner = _stored(field.type), _inner(field.type)
     if not inner and not pa.types.is_struct(kind):
         yield parent
     for each, name in inner:
-        step = re.escape(name) if pa.types.is_struct(kind) else layout[name]
-        yield from _leaf_patterns(each, rf"{parent}\.{step}", layout)
+        step = rf"key_value\.{name}" if pa.types.is_map(kind) else r"list\.[^.]+"
+        yield from _leaf_patterns(each, rf"{parent}\.{re.escape(name) if pa.types.is_struct(kind) else step}")
 
 
 def _stored(kind: pa.DataType) -> pa.DataType:

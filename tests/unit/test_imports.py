@@ -22,6 +22,7 @@ ROWS: list[tuple[str, ...]] = [
     ("delta", "iceberg"),
     ("sources",),
     ("translate",),
+    ("mirror",),
     ("spark",),
     ("pipeline",),
     ("sync", "doctor"),
