@@ -135,6 +135,11 @@ def _copy_on_s3(copy: MirrorCopy, source: FileIOStorage, target_properties: Mapp
         return False
     except OSError as error:
         raise store_away(copy.mirror, error) from error
+    # S3 refuses a range beyond the end, but not each store that speaks its protocol.
+    target = FileIOStorage(target_properties)
+    if target.stat(copy.mirror).size != copy.size_bytes + len(copy.tail):
+        target.delete(copy.mirror)
+        raise _shorter(copy)
     return True
 
 

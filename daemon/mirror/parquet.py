@@ -43,12 +43,12 @@ KEY: Final = 1
 REQUIRED: Final = 0
 REPEATED: Final = 2
 
-# parquet-format's README, "File format": the footer, its size (4 bytes, little-endian), and the magic number. The
-# footers of most files are in the first read.
+# parquet-format's README, "File format": the footer, its size (4 bytes, little-endian), and the magic number. Most
+# footers are in the first read.
 MAGIC: Final = b"PAR1"
 ENCRYPTED_MAGIC: Final = b"PARE"
 END_BYTES: Final = 8
-TAIL_BYTES: Final = 64 << 10
+TAIL_BYTES: Final = 32 << 10
 FOOTER_BYTES_MAX: Final = 64 << 20
 # Of groups in groups: three for a level of a list or map, of which DuckDB reads 25 at most.
 DEPTH_MAX: Final = 100
