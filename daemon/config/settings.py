@@ -203,7 +203,11 @@ class TableSettings(DefaultsSettings):
     @property
     def entry(self) -> SourceEntry | None:
         """Where the table was found in a catalog; None if it was not."""
-        return self._entry
+        # Every status of every table asks for it, and pydantic's own way to a private attribute is slow.
+        private = self.__pydantic_private__
+        assert private is not None, "the model has private attributes"
+        entry: SourceEntry | None = private["_entry"]
+        return entry
 
     @property
     def shown_source(self) -> str:

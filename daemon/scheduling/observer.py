@@ -81,13 +81,15 @@ class Observer:
         self._count_if_due(record)
         self._seen = replace(
             self._seen,
+            record=record,
+            syncing=False,
             source_version=record.synced_version,
             behind_since_ms=None,
             checked_at_s=self._clock.monotonic_s(),
         )
         if more:
             self._find_first_unsynced(record)
-        self.show(record)
+        self._board.show(self._name, self._seen)
 
     def show_lag(self, record: TableRecord) -> None:
         """Show a table that cannot sync now, with its lag, which is measured every LAG_INTERVAL_S."""

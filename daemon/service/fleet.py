@@ -33,7 +33,7 @@ REQUESTS_JOB = "/requests"
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen; later if looking for it would take more
 # than this share of a core, as with thousands of tables.
 REQUESTS_INTERVAL_S = 2.0
-REQUESTS_SHARE_MAX = 0.02
+REQUESTS_SHARE_MAX = 0.01
 REQUESTS_WAIT_MAX_S = 30.0
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from daemon.clock import Clock
-from daemon.errors import LogMissing, ObjectMissing, SourceCatalogAway
+from daemon.errors import ObjectMissing, SourceCatalogAway
 from daemon.sources.credentials import Credentials, VendedStorage
 from daemon.store.locations import FileMeta, Span, file_missing
 
@@ -97,15 +97,22 @@ class RatifiedStorage(VendedStorage):
         match = _COMMIT.fullmatch(name) if folder == self._folder else None
         return int(match[1]) if match else None
 
-    def _file_of(self, path: str, version: int) -> str:
-        """Return the file in which the commit is. Raises ObjectMissing if the catalog has not ratified the version."""
+    def _find_file(self, path: str, version: int) -> str | None:
+        """Return the file in which the commit is; None if the catalog has not ratified the version."""
         answer = self._answer
         if answer is None or answer.newest is None or answer.is_beyond(version):
             answer = self.ask()
         if answer.is_beyond(version):
-            raise file_missing(path)
+            return None
         staged = answer.staged.get(version)
         return f"{self._folder}/{STAGED_FOLDER}/{staged.file_name}" if staged else path
+
+    def _file_of(self, path: str, version: int) -> str:
+        """As `_find_file`. Raises ObjectMissing instead of returning None."""
+        file = self._find_file(path, version)
+        if file is None:
+            raise file_missing(path)
+        return file
 
     def _read(self, path: str, read: Callable[[str], T]) -> T:
         version = self._version_of(path)
@@ -133,12 +140,8 @@ class RatifiedStorage(VendedStorage):
 
     def exists(self, path: str) -> bool:
         version = self._version_of(path)
-        try:
-            return super().exists(path) if version is None or self._file_of(path, version) == path else True
-        except LogMissing:
-            raise
-        except ObjectMissing:
-            return False
+        file = path if version is None else self._find_file(path, version)
+        return super().exists(path) if file == path else file is not None
 
     def appears_whole(self, path: str) -> bool:
         # Nobody ratifies a file that is still being written.

@@ -6,10 +6,8 @@ The paths and fields are those of `api/delta.yaml` (the Delta API, v1) and `api/
 from __future__ import annotations
 
 import math
-import re
 from base64 import b64encode
 from collections.abc import Callable, Container, Iterator, Mapping
-from http.client import HTTPException
 from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -313,13 +311,13 @@ class UnityCatalog:
     def _open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> tuple[int, bytes]:
         try:
             answer = self._connections.request(method, url, headers, body)
-        except (HTTPException, OSError, ValueError) as error:
+        except OSError as error:
             if isinstance(error, TimeoutError):
                 # Whoever asks next would wait as long.
                 self._silent_until_s = self._clock.monotonic_s() + SILENT_S
-            raise self._away(str(error) or type(error).__name__) from error
-        if answer.status in (429, 503) and re.fullmatch("[0-9]+", answer.retry_after):
-            self._not_before_s = self._clock.monotonic_s() + min(float(answer.retry_after), RETRY_AFTER_MAX_S)
+            raise self._away(str(error)) from error
+        if answer.status in (429, 503) and answer.retry_after_s > 0:
+            self._not_before_s = self._clock.monotonic_s() + min(answer.retry_after_s, RETRY_AFTER_MAX_S)
         return answer.status, answer.data
 
     def _bearer(self, refused: str | None = None) -> str:

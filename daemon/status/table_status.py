@@ -209,7 +209,13 @@ def table_status(
 ) -> TableStatus:
     """Return what is known of a table. `now_s` is on the monotonic clock, as `seen` has it."""
     record = seen.record or TableRecord(0, table.name, table.source, table.target)
-    counts, error, pause, synced = seen.counts, record.error, record.pause_at(now_ms), record.synced_version
+    entry, counts, error, pause, synced = (
+        table.entry,
+        seen.counts,
+        record.error,
+        record.pause_at(now_ms),
+        record.synced_version,
+    )
     live = None if synced is None else counts
     # What the source had before its log vanished is not what it has now.
     source_version = None if has_lost_log(record) else seen.source_version
@@ -232,7 +238,7 @@ def table_status(
     return TableStatus(
         name=table.name,
         source=scrub(table.source),
-        source_table=table.entry.full_name if table.entry else None,
+        source_table=entry.full_name if entry else None,
         catalog=table.catalog,
         target=table.target,
         state=_state(record, lag_versions, now_ms, syncing=seen.syncing),
