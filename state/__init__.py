@@ -16,6 +16,7 @@ from state.records import (
     Intent,
     Lease,
     LiveFile,
+    MirrorRecord,
     OrphanReason,
     Outcome,
     Pause,

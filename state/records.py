@@ -23,12 +23,14 @@ class FileKind(StrEnum):
     MANIFEST = "manifest"
     MANIFEST_LIST = "manifest-list"
     METADATA = "metadata"
+    MIRROR = "mirror"
 
 
 class FileStatus(StrEnum):
     """A file that dvsync writes is pending until its commit is recorded, live while it is in use, then orphaned.
 
-    A delete file is in use while the newest snapshot shows it, any other while a snapshot or the metadata refers to it.
+    A delete file or a mirror is in use while the newest snapshot shows it, any other while a snapshot or the metadata
+    refers to it.
     """
 
     PENDING = "pending"
@@ -149,6 +151,24 @@ class DeleteFileRecord(msgspec.Struct, frozen=True):
         return frozenset(mapping.data_file for mapping in self.mappings)
 
 
+class MirrorRecord(msgspec.Struct, frozen=True):
+    """A file that Iceberg shows in the place of Delta's `data_file`, whose rows it has in the same order.
+
+    `kind` is that of `daemon.errors.MirrorKind`. `size_bytes` is None until the file is whole, and safe from a power
+    cut. `why` is what readers would misread in the data file; None if only the Iceberg table told of the mirror.
+    """
+
+    path: str
+    data_file: str
+    data_file_bytes: int
+    kind: str
+    size_bytes: int | None = None
+    why: str | None = None
+    status: FileStatus = FileStatus.PENDING
+    since_ms: int = 0
+    reason: OrphanReason | None = None
+
+
 class WrittenFile(msgspec.Struct, frozen=True):
     """A file that dvsync wrote for a table, in `status` since `since_ms`. `size_bytes` is None until it is known."""
 
@@ -199,6 +219,7 @@ class Outcome(msgspec.Struct, frozen=True):
     dead_vectors: tuple[tuple[str, str], ...] = ()
     moved_manifests: tuple[tuple[str, str], ...] = ()
     unwritten_files: tuple[str, ...] = ()
+    removed_mirrors: tuple[str, ...] = ()
     must_compare: bool = False
     recent_commits: tuple[CommitIdentity, ...] = ()
 

@@ -43,6 +43,7 @@ from daemon.masking import USERINFO, find_secrets
 from state.records import SourceEntry
 
 DAY_S = 86_400
+MirrorSetting = Literal["refuse", "footer", "copy", "rewrite"]
 # `prod:main.sales.orders`. A path that has a colon before its first slash is written as `./path`.
 SOURCE_NAME = re.compile(r"(?!file:)([\w-]+):([^/]+)")
 
@@ -148,6 +149,11 @@ class DefaultsSettings(_Frozen):
     """Time zone of timestamp partition values without a zone: the session time zone of the Spark that wrote them. A
     change needs `dvsync resync` of such tables."""
 
+    mirrors: MirrorSetting = "refuse"
+    """Refuse data files that some reader would misread, or show [mirrors](formats.md#mirrors) of them: with a new
+    footer (footer), also copied under another name (copy), also rewritten (rewrite)."""
+    mirror_bytes_max: ByteSize = Field(ByteSize(100 << 30), ge=1 << 20, le=64 << 40)
+    """A table is parked rather than that its mirrors take more bytes."""
     on_foreign_commit: Literal["park", "overwrite"] = "park"
     """If someone else committed to the Iceberg table or rolled it back: park the table, or overwrite it with Delta's
     state."""

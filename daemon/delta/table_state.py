@@ -62,6 +62,10 @@ class TableState(ABC):
     files: int
     recent_commits: Mapping[int, FileMeta]  # the last up to `version`, as they were listed before the state was read
 
+    def size_in_delta(self, add: AddFile) -> int:
+        """Return the size of a live file's data file, as Delta's totals count it."""
+        return add.size
+
     @abstractmethod
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
         """Yield the live files, always in one order, without statistics, which are the largest part of an action."""

@@ -87,6 +87,11 @@ def name_file(table_location: str, path: str) -> tuple[str, str | None]:
     return place, None if place.startswith(folder) and uri == _escape(relative) else uri
 
 
+def usual_uri(table_location: str, place: str) -> str:
+    """Return the URI that Spark would write for the file at `place` in the table: that of `name_file`'s None."""
+    return _escape(place.removeprefix(f"{table_location}/"))
+
+
 def resolve_path(table_location: str, path: str) -> str:
     """Return the plain absolute path of a path in the log, which begins at the table if it is relative.
 

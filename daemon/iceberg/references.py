@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Table
@@ -19,9 +19,10 @@ def metadata_files(table: Table) -> set[str]:
     return {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
 
 
-def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
+def referenced_files(table: Table, *, delete_files: bool, is_wanted: Callable[[str], object] | None = None) -> set[str]:
     """Return the metadata files, statistics files, manifest lists and manifests that any snapshot or the log refers to;
-    with `delete_files` also the delete files, for which each delete manifest is read.
+    with `delete_files` also the delete files, for which each delete manifest is read; with `is_wanted` also the data
+    files with such paths, for which each data manifest is read.
     """
     metadata = table.metadata
     found = metadata_files(table)
@@ -32,10 +33,11 @@ def referenced_files(table: Table, *, delete_files: bool) -> set[str]:
         listed = read_manifest_list(table.io, snapshot.manifest_list)
         manifests |= {manifest.manifest_path: manifest for manifest in listed}
     found |= manifests.keys()
-    if delete_files:
-        for manifest in manifests.values():
-            if manifest.content is ManifestContent.DELETES:
-                found |= {entry.data_file.file_path for entry in entries_of(table, manifest, live=True)}
+    for manifest in manifests.values():
+        if delete_files and manifest.content is ManifestContent.DELETES:
+            found |= {entry.data_file.file_path for entry in entries_of(table, manifest)}
+        if is_wanted and manifest.content is ManifestContent.DATA:
+            found |= {path for each in entries_of(table, manifest) if is_wanted(path := each.data_file.file_path)}
     return found
 
 

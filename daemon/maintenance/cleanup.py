@@ -21,6 +21,7 @@ from daemon.errors import ObjectStoreAway
 from daemon.iceberg.references import referenced_files
 from daemon.iceberg.version_hint import NAME as HINT_NAME
 from daemon.maintenance.own_places import OwnPlaces, name_of
+from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from state import FileKind, FileStatus, OrphanReason, TableRecord, WrittenFile
@@ -69,7 +70,7 @@ def clean_up(
     own = OwnPlaces(context, table)
     # List first: a file that is written later has its row in the state store before it exists.
     listed = own.scan() if scan else []
-    survey = release_files(context, record, dry_run=dry_run, delete_files=scan)
+    survey = release_files(context, record, dry_run=dry_run, all_kinds=scan)
     if not survey.in_use:
         return done  # Someone dropped the table at this very moment.
     waiting = list(survey.orphans)
@@ -160,11 +161,11 @@ class Survey:
     due_ms: int
 
 
-def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, delete_files: bool = False) -> Survey:
+def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, all_kinds: bool = False) -> Survey:
     """Mark files that no snapshot references any more as orphaned, which begins their grace period.
 
-    Without `delete_files`, `in_use` has delete files only if one of the orphans is one: for them, every delete manifest
-    is read.
+    Without `all_kinds`, `in_use` has delete files only if one of the orphans is one, and mirrors likewise: for them,
+    every delete manifest or data manifest is read.
     """
     store = context.store
     # Read the state store before the table: what is live here was committed earlier, so the metadata that is loaded
@@ -177,11 +178,12 @@ def release_files(context: TableContext, record: TableRecord, *, dry_run: bool, 
     orphans = {file.path: file for file in known if file.status is FileStatus.ORPHANED}
     if table is None:
         return Survey(frozenset(), [], waiting, at_ms, due_ms)
-    delete_files = delete_files or any(
-        file.kind is FileKind.DELETE_FILE and file.reason is not OrphanReason.TABLE_REPLACED
-        for file in orphans.values()
+    kinds = {file.kind for file in orphans.values() if file.reason is not OrphanReason.TABLE_REPLACED}
+    referenced = referenced_files(
+        table,
+        delete_files=all_kinds or FileKind.DELETE_FILE in kinds,
+        is_wanted=find_mirror_name if all_kinds or FileKind.MIRROR in kinds else None,
     )
-    referenced = referenced_files(table, delete_files=delete_files)
     in_use = {name_of(path) for path in referenced}
     released = {
         file.path: with_fields(file, status=FileStatus.ORPHANED, reason=OrphanReason.SNAPSHOT_EXPIRED, since_ms=at_ms)
@@ -213,7 +215,8 @@ def _find_own_table(context: TableContext, record: TableRecord | None) -> Table 
 def _was_in_use(file: WrittenFile) -> bool:
     """Return whether the state store says that a snapshot, perhaps only an older one, references the file."""
     if file.status is FileStatus.LIVE:
-        return file.kind is not FileKind.DELETE_FILE  # the syncs alone decide about those of the newest snapshot
+        # The syncs alone decide about these, by the newest snapshot.
+        return file.kind not in (FileKind.DELETE_FILE, FileKind.MIRROR)
     return file.reason is not None and file.reason.shown_by_older
 
 
@@ -237,8 +240,8 @@ def _due_among(
 
 
 def _record_missing_sizes(context: TableContext, table: Table, table_id: int, files: Sequence[WrittenFile]) -> None:
-    """Record the sizes of files whose size is unknown, with one listing of each folder."""
-    unknown = {file.path for file in files if file.size_bytes is None}
+    """Record the sizes of files whose size is unknown, with one listing of each folder. That of a mirror says more."""
+    unknown = {file.path for file in files if file.size_bytes is None and file.kind is not FileKind.MIRROR}
     storage = FileIOStorage(context.target_properties(table))
     sizes_bytes = {
         meta.path: meta.size

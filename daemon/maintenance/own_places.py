@@ -14,6 +14,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.locations import load_location_provider
 
 from daemon.iceberg.pyiceberg_ext.commits import writes_metadata_files
+from daemon.mirror.substitution import MIRROR_NAME
 from daemon.store.durable import is_local, local_path
 from daemon.store.locations import FileMeta, canonical, parts_below, real
 from daemon.store.storage import FileIOStorage
@@ -23,7 +24,7 @@ from state import FileKind, FileStatus, OrphanReason, WrittenFile
 
 _UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 # The file names that dvsync and its catalogs give. A file that a kill cut short has one more UUID in front.
-DELETE_FILE_NAME = re.compile(rf"({_UUID}-)?\d+-\d{{6}}-deletes\.(parquet|puffin)")
+BESIDE_DATA_NAME = re.compile(rf"({_UUID}-)?(\d+-\d{{6}}-deletes\.(parquet|puffin)|{MIRROR_NAME.pattern})")
 METADATA_NAME = re.compile(
     rf"({_UUID}-)?{_UUID}-\d+-m\d+\.avro|snap-\d+-{_UUID}\.avro|\d{{5,}}-{_UUID}(\.gz)?\.metadata\.json"
 )
@@ -45,7 +46,7 @@ class OwnPlaces:
         self._has_metadata_files = writes_metadata_files(table.catalog)
         self.storage = FileIOStorage(context.target_properties(table))
         configured = (context.settings.delete_files_location, table.properties.get("write.data.path"))
-        known = (file.path.rpartition("/")[0] for file in written if DELETE_FILE_NAME.fullmatch(name_of(file.path)))
+        known = (file.path.rpartition("/")[0] for file in written if BESIDE_DATA_NAME.fullmatch(name_of(file.path)))
         places = {table.metadata.location, table.properties.get("write.metadata.path"), *configured, *known}
         self._places = sorted(canonical(place).rstrip("/") for place in places if place)
         self._uuid = table.metadata.table_uuid
@@ -85,7 +86,7 @@ class OwnPlaces:
         found = [
             (meta, kind_of(name))
             for meta, name in named
-            if DELETE_FILE_NAME.fullmatch(name) or METADATA_NAME.fullmatch(name)
+            if BESIDE_DATA_NAME.fullmatch(name) or METADATA_NAME.fullmatch(name)
         ]
         return [
             WrittenFile(meta.path, kind, FileStatus.ORPHANED, meta.modified_ms, OrphanReason.FOUND, meta.size)

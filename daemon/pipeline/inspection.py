@@ -21,6 +21,7 @@ from pyiceberg.types import DateType, DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, Unsupported, errors_at
+from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
 from daemon.translate.metrics import Metrics, metrics_of
@@ -66,9 +67,10 @@ class Inspector:
         file that some reader would not show as Delta does.
         """
         inspected = map_files(self.inspect_file, adds, attrgetter("path"))
+        with_mirrors = FileTraits(has_mirrors=any(find_mirror_name(add.path) for add in adds))
         return Inspection(
             metrics={add.path: metrics for add, (metrics, _) in zip(adds, inspected, strict=True)},
-            traits=reduce(or_, (file.traits for _, file in inspected), FileTraits()),
+            traits=reduce(or_, (file.traits for _, file in inspected), with_mirrors),
         )
 
     def inspect_file(self, add: AddFile) -> tuple[Metrics, FileSchema]:

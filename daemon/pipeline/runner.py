@@ -15,6 +15,7 @@ from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspection, Inspector, inspect
 from daemon.pipeline.kernel import translate
+from daemon.pipeline.mirrors import MirrorPlanner, MirrorTask, WantedMirror, make_on_spark
 from daemon.spark.answers import map_on_spark
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
@@ -37,6 +38,9 @@ DVS_PER_TASK = 500
 
 # Footers that one Spark task reads.
 DATA_FILES_PER_TASK = 1_000
+
+# Mirrors that are made before their sizes are recorded, and that one Spark task makes.
+MIRRORS_PER_TASK = 50
 
 
 @dataclass(frozen=True)
@@ -125,6 +129,28 @@ class Runner:
                 metrics |= each.metrics
                 traits |= each.traits
             return Inspection(metrics, traits)
+
+    def plan_mirrors(self, adds: Sequence[AddFile], planner: MirrorPlanner) -> list[WantedMirror]:
+        """Plan the mirrors that `adds` need; raises as `MirrorPlanner.plan` does."""
+        if self._runs_here(fits=len(adds) <= LOCAL_DATA_FILES_MAX):
+            return list(planner.plan(adds).mirrors)
+        with self.spark.session() as spark:
+            chunks = [adds[start : start + DATA_FILES_PER_TASK] for start in range(0, len(adds), DATA_FILES_PER_TASK)]
+            answers = map_on_spark(spark, chunks, partial(planner.plan_part, 0))
+            return [mirror for answer in answers for mirror in answer.mirrors]
+
+    def make_mirrors(
+        self, tasks: Sequence[MirrorTask], planner: MirrorPlanner, target_properties: Mapping[str, str]
+    ) -> Iterator[Sequence[MirrorTask]]:
+        """Make mirrors, and yield those that are made, some at a time. Raises as `MirrorPlanner.make` does."""
+        chunks = [tasks[start : start + MIRRORS_PER_TASK] for start in range(0, len(tasks), MIRRORS_PER_TASK)]
+        if self._runs_here(fits=len(tasks) <= LOCAL_DATA_FILES_MAX):
+            for chunk in chunks:
+                planner.make(chunk, target_properties)
+                yield chunk
+            return
+        with self.spark.session() as spark:
+            yield from map_on_spark(spark, chunks, partial(make_on_spark, planner, dict(target_properties)))
 
     def _runs_here(self, *, fits: bool) -> bool:
         return fits if self.engine == "auto" else self.engine == "local"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import cache, partial, reduce
 from operator import or_
 
@@ -24,6 +25,7 @@ from daemon.pipeline.inspection import check
 from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import write_deletions
+from daemon.sync.mirrors import find_shown_mirrors, inspect_added, maker_for, surplus_bytes
 from daemon.sync.notices import notify_schema_change, publish
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, outcome_of_change, remembered_account
 from daemon.sync.proof import Checksums, check_state
@@ -53,23 +55,29 @@ def advance(
     before = find_account(shown.table.current_snapshot()) if state_totals is None else None
     before = before or remembered_account(context, record)
     with _placed_errors(context, commits, from_log=state_totals is None), tracing.step("snapshot") as span:
+        mirrors = find_shown_mirrors(context, shown, touched_paths(commits))
+        commits = [mirrors.applied_to_commit(commit) for commit in commits]
         live = context.store.find_live_files(record.id, touched_paths(commits))
         change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
         _check_in_step(context, shown, commits, live)
         shape = _shape_after(context, shown, change)
-        with context.step("inspect"):
-            added = list(change.added.values())
-            inspection = context.runner.inspect_data_files(added, shape.table, context.storage)
-        account = before + account_change(change, live, inspection.metrics)
-        if state_totals is None:
-            checksums.check(change.to_version, account)
-        else:
-            check_state(state_totals, account)
-        shape = shape.with_files(inspection.traits)
         first, last = change.from_version, change.to_version
         with Transaction(
             context, shown, shape.definition, from_version=first, to_version=last, step=context.step
         ) as transaction:
+            table_id = change.metadata.id if change.metadata else str(record.delta_table_id)
+            maker = maker_for(context, transaction, shown, shape.table, table_id)
+            with context.step("inspect"):
+                change, inspection, made = inspect_added(maker, change, mirrors)
+            account = before + account_change(change, live, inspection.metrics)
+            in_delta = replace(account, size_bytes=account.size_bytes - surplus_bytes(context, shown, change, made))
+            if state_totals is None:
+                checksums.check(change.to_version, in_delta)
+            else:
+                check_state(state_totals, in_delta)
+            shape = shape.with_files(inspection.traits)
+            # What was found in the files is part of the definition.
+            transaction.move_to(shown, shape.definition)
             plan = SyncPlan(change, live, shape.table, inspection.metrics)
             completed = write_deletions(context, transaction, record, shape.deletes, plan)
             recent_commits = tuple(each for commit in commits for each in commit.recent_commits)

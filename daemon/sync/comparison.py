@@ -55,7 +55,7 @@ def commits_to_state(context: TableContext, shown: Shown, state: TableState) -> 
     in_iceberg = int64s(hash((file.path, file.uri, file.size_bytes, file.dv_unique_id)) for file in live())
     size_bytes, deleted_rows, hashes = 0, 0, array("q")
     for add in state.read_adds():
-        size_bytes += add.size
+        size_bytes += state.size_in_delta(add)
         deleted_rows += add.deletion_vector.cardinality if add.deletion_vector else 0
         hashes.append(hash((add.path, add.uri, add.size, add.dv_unique_id if same_table else state.metadata.id)))
     in_delta = int64s(hashes)

@@ -18,6 +18,8 @@ from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, ObjectStoreAway, SyncError
 from daemon.iceberg.marker import SHARE, WRITER
 from daemon.iceberg.target import Target
+from daemon.mirror.reading import DataFileStorage
+from daemon.mirror.substitution import MirroredState, Mirrors
 from daemon.notices.notice import Notice, Run
 from daemon.observe import tracing
 from daemon.pipeline.runner import Runner
@@ -120,12 +122,24 @@ class TableContext:
                 self.committing.release()
 
     @contextmanager
-    def open_state(self, version: int | None = None) -> Iterator[TableState]:
+    def open_delta_state(self, version: int | None = None) -> Iterator[TableState]:
         """Open the Delta table's state at `version`, or the newest; see `Runner.open_state`."""
         with ExitStack() as opened:
             with tracing.step("state"):
                 state = opened.enter_context(self.runner.open_state(self.log, version))
             yield state
+
+    @contextmanager
+    def open_state(self, version: int | None = None) -> Iterator[TableState]:
+        """Open that state with the mirrors that Iceberg shows, as the state store knows them."""
+        record = self.find_record()
+        mirrors = Mirrors.of(self.location, self.store.list_live_mirrors(record.id) if record else ())
+        with self.open_delta_state(version) as state:
+            yield MirroredState.over(state, mirrors)
+
+    def data_files_of(self, table: Table) -> FileIOStorage:
+        """Return a storage that reads the table's data files, be they Delta's or mirrors."""
+        return DataFileStorage(self.storage, self.target_properties(table))
 
     @property
     def storage(self) -> FileIOStorage:  # of the Delta table's files

@@ -85,7 +85,7 @@ def _begin(context: TableContext, transaction: Transaction, plan: SyncPlan) -> S
     if not restored:
         return plan
     with context.step("inspect"):
-        inspection = context.runner.inspect_data_files(restored, plan.table, context.storage)
+        inspection = context.runner.inspect_data_files(restored, plan.table, transaction.data_files)
     return replace(plan, metrics={**plan.metrics, **inspection.metrics})
 
 

@@ -19,6 +19,7 @@ from daemon.observe import tracing
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
+from daemon.sync.mirrors import maker_for, mirror_state
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
 from daemon.sync.recovery import leave_other_table
 from daemon.sync.transaction import Transaction
@@ -43,7 +44,7 @@ def first_sync(
     entries of `a`, `b` and `c`; one delete file gets the positions 1 and 4 of `b`. The account is three files, with two
     deleted rows. If `existing` shows `x`, the same snapshot removes `x`.
     """
-    with context.open_state() as state:
+    with context.open_delta_state() as state:
         # The later syncs take this time from the log, and Delta may report another one.
         timed = replace(state, timestamp_ms=context.log.commit_time_ms(state.version, state.timestamp_ms))
         with errors_at(version=state.version):
@@ -69,6 +70,9 @@ def show_state(
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     operation = RESYNCED if existing else None
     with Transaction(context, Shown(record, table), shape.definition, to_version=state.version) as transaction:
+        with tracing.step("mirrors"):
+            maker = maker_for(context, transaction, Shown(record, table), shape.table, state.metadata.id)
+            state = mirror_state(maker, state)
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]
@@ -137,7 +141,7 @@ def _write_manifests(
         table=shape.table,
         snapshot_id=transaction.id,
         format_version=context.settings.format_version,
-        storage=context.storage,
+        storage=context.data_files_of(table),
         target_properties=context.target_properties(table),
         at_once=context.runner.spark.is_on_cluster,
     )

@@ -13,6 +13,7 @@ from daemon.delta.replay import TableChange, join_operations
 from daemon.iceberg.account import Account
 from daemon.iceberg.marker import Marker
 from daemon.iceberg.row_delta import PreparedSnapshot
+from daemon.mirror.substitution import find_mirror_name
 from daemon.sync.context import TableContext
 from daemon.translate.delete_files import delete_file_record, rewritten_record
 from daemon.translate.partition_values import encode_partition
@@ -112,6 +113,9 @@ def outcome_of_change(record: TableRecord, change: TableChange, completed: Commi
         removed_delete_files=tuple(completed.removed_delete_files.items()),
         dead_vectors=completed.dead_vectors,
         unwritten_files=completed.unwritten_files,
+        removed_mirrors=tuple(
+            path for path in completed.removed_files if path not in completed.added_files and find_mirror_name(path)
+        ),
     )
 
 

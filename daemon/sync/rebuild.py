@@ -6,6 +6,7 @@ from array import array
 from collections import Counter
 from collections.abc import Collection, Iterator
 from contextlib import suppress
+from dataclasses import dataclass, field
 from hashlib import blake2b
 
 import pyarrow.compute as pc
@@ -19,13 +20,23 @@ from daemon.iceberg.marker import Marker
 from daemon.iceberg.position_deletes import count_served
 from daemon.iceberg.puffin import read_blobs
 from daemon.iceberg.references import live_entries
+from daemon.mirror.substitution import MirroredState, Mirrors
 from daemon.observe import tracing
 from daemon.store.storage import FileIOStorage
 from daemon.sync.comparison import int64s, not_mendable
 from daemon.sync.context import TableContext
+from daemon.sync.mirrors import find_mirrors_in
 from daemon.sync.outcomes import Shown, live_file, shown_in
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
-from state import DeleteFileRecord, DeletionVectorDescriptor, DvMapping, Outcome, TableRecord, with_outcome
+from state import (
+    DeleteFileRecord,
+    DeletionVectorDescriptor,
+    DvMapping,
+    MirrorRecord,
+    Outcome,
+    TableRecord,
+    with_outcome,
+)
 
 
 @tracing.step("rebuild")
@@ -47,7 +58,8 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
     for _, served in delete_files:
         positions.update(served)
     shown = _hash_files(table, current, positions)
-    dvs, uris, in_delta = _find_delta_state(context, marker) or ({}, {}, None)
+    delta = _find_delta_state(context, marker, table) or _DeltaState()
+    dvs, uris = delta.dvs, delta.uris
     unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
     dvs |= dict.fromkeys(unknown, UNKNOWN_DV)
     outcome = Outcome(
@@ -57,7 +69,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         to_version=marker.version,
         source_timestamp_ms=marker.timestamp_ms,
         snapshot_id=current.snapshot_id,
-        must_compare=bool(unknown) or in_delta != shown,
+        must_compare=bool(unknown) or delta.files != shown,
     )
     outcome = shown_in(outcome, table)
     live = (
@@ -70,7 +82,9 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         for file, served in delete_files
     ]
     at_ms = context.clock.now_ms()
-    context.store.record_rebuilt(outcome, live, deletes, at_ms=at_ms, synced_at_ms=current.timestamp_ms)
+    context.store.record_rebuilt(
+        outcome, live, deletes, at_ms=at_ms, synced_at_ms=current.timestamp_ms, mirrors=delta.mirrors
+    )
     return Shown(with_outcome(record, outcome), table)
 
 
@@ -122,19 +136,30 @@ def _hash_files(table: Table, snapshot: Snapshot, with_deletions: Collection[str
     return shown
 
 
-def _find_delta_state(
-    context: TableContext, marker: Marker
-) -> tuple[dict[str, DeletionVectorDescriptor], dict[str, str], int] | None:
-    """Read the deletion vectors, URIs and sum of the version that Iceberg shows; None if Delta no longer has it."""
+@dataclass
+class _DeltaState:
+    """What Delta has at a version: deletion vectors and URIs by path, with mirrors in the place of data files.
+
+    `files` is the sum of the files; None if it is not known.
+    """
+
+    dvs: dict[str, DeletionVectorDescriptor] = field(default_factory=dict)
+    uris: dict[str, str] = field(default_factory=dict)
+    mirrors: list[MirrorRecord] = field(default_factory=list)
+    files: int | None = None
+
+
+def _find_delta_state(context: TableContext, marker: Marker, table: Table) -> _DeltaState | None:
+    """Read the state of the version that Iceberg shows; None if Delta no longer has it."""
     # Errors such as an unavailable store do not show that the version is gone, so they are raised.
-    with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_state(marker.version) as state:
+    with suppress(CorruptInput, ObjectMissing, Unsupported), context.open_delta_state(marker.version) as state:
         if state.metadata.id == marker.delta_table_id:
-            dvs, uris, files = {}, {}, 0
-            for add in state.read_adds():
-                files += _hash_file(add.path, add.size)
+            found = _DeltaState(mirrors=find_mirrors_in(table, table.current_snapshot(), state), files=0)
+            for add in MirroredState.over(state, Mirrors.of(context.location, found.mirrors)).read_adds():
+                found.files = (found.files or 0) + _hash_file(add.path, add.size)
                 if add.deletion_vector:
-                    dvs[add.path] = add.deletion_vector
+                    found.dvs[add.path] = add.deletion_vector
                 if add.uri is not None:
-                    uris[add.path] = add.uri
-            return dvs, uris, files
+                    found.uris[add.path] = add.uri
+            return found
     return None

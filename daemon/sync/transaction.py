@@ -32,6 +32,7 @@ from daemon.iceberg.puffin import SUFFIX
 from daemon.iceberg.retention import Tag
 from daemon.iceberg.row_delta import RowDelta, TableView, prepare_snapshot
 from daemon.iceberg.target import Definition, view_of
+from daemon.mirror.substitution import find_mirror_name, name_mirror
 from daemon.observe import tracing
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
@@ -93,12 +94,22 @@ class Transaction:
     def target_properties(self) -> dict[str, str]:  # of the Iceberg table's FileIO
         return self._context.target_properties(self._table)
 
+    @property
+    def data_files(self) -> FileIOStorage:
+        return self._context.data_files_of(self._table)
+
     def delete_file_names(self, suffix: str) -> Iterator[str]:
         """Yield paths for delete files. They are unique and sortable, and depend only on the id."""
-        folder, locations = self._context.settings.delete_files_location, self._view().locations
         for number in count():
-            name = f"{self.id}-{number:06d}-deletes{suffix}"
-            yield f"{folder}/{name}" if folder else locations.new_data_location(name)
+            yield self._place_beside_data(f"{self.id}-{number:06d}-deletes{suffix}")
+
+    def name_mirror(self, data_file: str, made: str, kind: str) -> str:
+        """Return a path for a mirror, which no other file has."""
+        return self._place_beside_data(name_mirror(self.id, data_file, made, kind))
+
+    def _place_beside_data(self, name: str) -> str:
+        folder = self._context.settings.delete_files_location
+        return f"{folder}/{name}" if folder else self._view().locations.new_data_location(name)
 
     def name_manifests(self, count: int) -> tuple[str, ...]:
         """Name `count` manifests that Spark's tasks write."""
@@ -175,8 +186,9 @@ class Transaction:
         with suppress(SyncError, LookupError):
             pending = () if may_be_writing else store.list_written(self._intent.table_id, (FileStatus.PENDING,))
             storage = FileIOStorage(self.target_properties)
-            # The files of this change are named after it.
-            for path in (file.path for file in pending if str(self.id) in file.path):
+            # The files of this change are named after it. The next attempt uses its mirrors again.
+            own = (file for file in pending if str(self.id) in file.path and file.kind is not FileKind.MIRROR)
+            for path in (file.path for file in own):
                 storage.delete(path)
                 removed.append(path)
         at_ms = self._context.clock.now_ms()
@@ -196,6 +208,8 @@ class Transaction:
 def kind_of(path: str) -> FileKind:
     """Return the kind of a file that dvsync writes, by its name."""
     name = path.rpartition("/")[2]
+    if find_mirror_name(name):
+        return FileKind.MIRROR
     if name.endswith((".parquet", SUFFIX)):
         return FileKind.DELETE_FILE
     if name.endswith(".metadata.json"):

@@ -53,6 +53,8 @@ DELTA_FILLED = "dvsync.delta.filled-columns"
 COLLATED_IDS = "dvsync.delta.collated-field-ids"
 # `TableSchema.needs_ids`, if it ever was true.
 NEEDS_IDS = "dvsync.delta.needs-field-ids"
+# Set once the table has, or has had, mirrors of Delta's files. Without it, nobody need ask which these are.
+HAS_MIRRORS = "dvsync.delta.has-mirrors"
 # Each version writes a metadata file. Without these properties, a million of them would pile up in a year.
 METADATA_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -80,7 +82,13 @@ class Shape:
         table = replace(self.table, name_mapping=mapping, hidden_ids=self.table.hidden_ids | traits.hidden_ids)
         properties = {**self.definition.properties, **shape_properties(table)}
         properties |= {VECTORIZED_READS: "false"} if traits.has_millis else {}
+        properties |= {HAS_MIRRORS: "true"} if traits.has_mirrors else {}
         return replace(self, table=table, definition=replace(self.definition, properties=properties))
+
+
+def has_mirrors(table: Table) -> bool:
+    """Return whether some data files of the table are, or were, mirrors of Delta's."""
+    return table.properties.get(HAS_MIRRORS) == "true"
 
 
 def shape_of(table: Table, settings: TableSettings) -> Shape:

@@ -84,15 +84,22 @@ class FileSchema:
 
 @dataclasses.dataclass(frozen=True)
 class FileTraits:
-    """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet."""
+    """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet.
+
+    `has_mirrors`: some of them are mirrors of Delta's.
+    """
 
     unmapped: frozenset[Path] = frozenset()
     has_millis: bool = False
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
+    has_mirrors: bool = False
 
     def __or__(self, other: FileTraits) -> FileTraits:
         return FileTraits(
-            self.unmapped | other.unmapped, self.has_millis or other.has_millis, self.hidden_ids | other.hidden_ids
+            self.unmapped | other.unmapped,
+            self.has_millis or other.has_millis,
+            self.hidden_ids | other.hidden_ids,
+            self.has_mirrors or other.has_mirrors,
         )
 
 

@@ -31,14 +31,16 @@ from state.records import (
     FileKind,
     FileStatus,
     LiveFile,
+    MirrorRecord,
     OrphanReason,
     Outcome,
 )
 from state.sql.bulk import batched, find_by_path, update_rows, write_rows
-from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES
+from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, MIRRORS
 
 # The rows of the files that dvsync writes.
-WRITTEN_ROWS = (DELETE_FILES, METADATA_FILES)
+WRITTEN_ROWS = (DELETE_FILES, METADATA_FILES, MIRRORS)
+_KINDS = {DELETE_FILES: FileKind.DELETE_FILE, MIRRORS: FileKind.MIRROR}
 decode_partition = msgspec.json.Decoder(tuple[str | None, ...]).decode
 _VECTOR_COLUMNS = tuple(f"dv_{field}" for field in DeletionVectorDescriptor.__struct_fields__)
 _vector_of = attrgetter(*_VECTOR_COLUMNS)
@@ -115,7 +117,7 @@ def orphaned(reason: OrphanReason, at_ms: int) -> dict[str, Any]:
 
 
 def kind_of(rows: Table) -> Any:
-    return METADATA_FILES.c.kind if rows is METADATA_FILES else literal(FileKind.DELETE_FILE.value)
+    return METADATA_FILES.c.kind if rows is METADATA_FILES else literal(_KINDS[rows].value)
 
 
 def write_written(
@@ -127,9 +129,8 @@ def write_written(
     keep: Collection[FileStatus],
 ) -> None:
     """Write the columns of each path, known or not. A file with a status of `keep` stays as it is."""
-    is_delete_file = kind is FileKind.DELETE_FILE
-    rows = DELETE_FILES if is_delete_file else METADATA_FILES
-    kinds = {} if is_delete_file else {"kind": kind}
+    rows = next((rows for rows, its_kind in _KINDS.items() if its_kind is kind), METADATA_FILES)
+    kinds = {"kind": kind} if rows is METADATA_FILES else {}
     statuses = find_by_path(connection, rows.c.status, table_id, columns)
     written = {path: {**row, **kinds} for path, row in columns.items() if statuses.get(path) not in keep}
     write_rows(connection, rows, table_id, written, known=statuses)
@@ -274,6 +275,32 @@ def orphan_delete_files(
     not_in_use = (FileStatus.ORPHANED, FileStatus.DELETED)
     write_written(connection, table_id, FileKind.DELETE_FILE, columns, keep=not_in_use)
     _remove_mappings(connection, table_id, columns)
+
+
+def write_mirrors(
+    connection: Connection, table_id: int, mirrors: Iterable[MirrorRecord], status: Mapping[str, Any]
+) -> None:
+    """Give these mirrors a status, known or not. Live ones stay as they are."""
+    columns = {
+        mirror.path: {
+            "data_file": mirror.data_file,
+            "data_file_bytes": mirror.data_file_bytes,
+            "kind": mirror.kind,
+            "size_bytes": mirror.size_bytes,
+            "why": mirror.why,
+            **status,
+        }
+        for mirror in mirrors
+    }
+    write_written(connection, table_id, FileKind.MIRROR, columns, keep=(FileStatus.LIVE,))
+
+
+def orphan_mirrors_not_shown(connection: Connection, table_id: int, *, at_ms: int) -> None:
+    """Make the live mirrors orphans that are no live data files."""
+    is_shown = exists().where(DATA_FILES.c.table_id == table_id, DATA_FILES.c.path == MIRRORS.c.path)
+    live_ones = (MIRRORS.c.table_id == table_id, MIRRORS.c.status == FileStatus.LIVE)
+    gone = orphaned(OrphanReason.DATA_FILES_GONE, at_ms)
+    connection.execute(update(MIRRORS).where(*live_ones, ~is_shown).values(**gone))
 
 
 def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[str]) -> None:

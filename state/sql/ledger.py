@@ -6,10 +6,11 @@ A verb that touches every file of a table is several short transactions, any oth
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
-from sqlalchemy import Connection, Row, bindparam, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
 
 from state.cursor import advance_cursor
 from state.records import (
@@ -19,6 +20,7 @@ from state.records import (
     FileStatus,
     Intent,
     LiveFile,
+    MirrorRecord,
     OrphanReason,
     Outcome,
 )
@@ -32,6 +34,7 @@ from state.sql.models import (
     DV_MAPPINGS,
     INTENTS,
     METADATA_FILES,
+    MIRRORS,
     TABLES,
     IntentStatus,
 )
@@ -85,6 +88,11 @@ _SERVED = (
     )
 )
 
+_MIRROR_COLUMNS = MIRRORS.c[MirrorRecord.__struct_fields__]
+_MIRRORS_OF = select(*_MIRROR_COLUMNS).where(
+    MIRRORS.c.table_id == bindparam("table_id"), MIRRORS.c.data_file.in_(bindparam("paths", expanding=True))
+)
+
 
 class FileLedger(Transactions):
     """For the syncs."""
@@ -129,6 +137,27 @@ class FileLedger(Transactions):
                 serving[delete_file].add(data_file)
         return serving
 
+    def find_mirrors(self, table_id: int, data_files: Collection[str]) -> list[MirrorRecord]:
+        """Find the mirrors of these files of Delta, whatever their status is. At most one of each is live."""
+        with self._read(table_id) as connection:
+            return [MirrorRecord(*row) for row in find_rows(connection, _MIRRORS_OF, table_id, data_files)]
+
+    def list_live_mirrors(self, table_id: int) -> list[MirrorRecord]:
+        """List the mirrors that the newest snapshot shows."""
+        shown = select(*_MIRROR_COLUMNS).where(MIRRORS.c.table_id == table_id, MIRRORS.c.status == FileStatus.LIVE)
+        with self._read(table_id) as connection:
+            return [MirrorRecord(*row) for row in connection.execute(shown)]
+
+    def sum_mirror_surplus(self, table_id: int, *, without: Collection[str]) -> int:
+        """Add up by how many bytes live mirrors are larger than their data files; not those at the paths `without`."""
+        surplus = func.sum(MIRRORS.c.size_bytes - MIRRORS.c.data_file_bytes)
+        of_live = select(surplus).where(MIRRORS.c.table_id == table_id, MIRRORS.c.status == FileStatus.LIVE)
+        with self._read(table_id) as connection:
+            total = connection.scalar(of_live)
+            left_out = [connection.scalar(of_live.where(MIRRORS.c.path.in_(batch))) for batch in batched(without)]
+        # A sum over no rows is None, and some databases add integers up to a decimal.
+        return int(total or 0) - sum(int(each or 0) for each in left_out)
+
     def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
         """Find the last commits of the Delta table as they were when they were shown, at most RECENT_COMMITS_MAX."""
         with self._read(table_id) as connection:
@@ -148,10 +177,16 @@ class FileLedger(Transactions):
         intent from now on.
         """
         with self._database.write() as connection:
-            intent = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
-            if intent is None:
-                raise LookupError(f"no intent has the id {intent_id}")
-            _write_pending(connection, intent, paths)
+            _write_pending(connection, _load_intent(connection, intent_id), paths)
+
+    def record_mirrors(self, intent_id: int, mirrors: Collection[MirrorRecord]) -> None:
+        """As `record_pending` does, before mirrors are made: those that exist already stay there until the intent ends.
+
+        Once it is synced, each of them must be the path of a live data file.
+        """
+        with self._database.write() as connection:
+            intent = _load_intent(connection, intent_id)
+            sql_files.write_mirrors(connection, intent.table_id, mirrors, _pending(intent))
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         """Store what `record_synced` will apply, before the Iceberg commit is tried."""
@@ -174,7 +209,8 @@ class FileLedger(Transactions):
     def record_synced(self, intent_id: int | None, outcome: Outcome, *, at_ms: int) -> None:
         """Apply `outcome`: cursor, live files, delete files, mappings; the intent ends.
 
-        Pending files of the intent become live, `unwritten_files` are forgotten, removed delete files become orphaned.
+        Pending files of the intent become live, `unwritten_files` are forgotten, removed delete files and mirrors are
+        orphaned.
         The table's error is cleared if a version was synced or rows were changed. The second time nothing changes.
         """
         table_id = outcome.table_id
@@ -196,6 +232,9 @@ class FileLedger(Transactions):
             sql_files.write_live_delete_files(
                 connection, table_id, outcome.added_delete_files, manifest_ids, at_ms=at_ms
             )
+            if outcome.removed_mirrors:
+                gone, of_table = orphaned(OrphanReason.DATA_FILES_GONE, at_ms), {"table_id": table_id}
+                change_written(connection, of_table, _LIVE, gone, kinds=(MIRRORS,), paths=outcome.removed_mirrors)
             if intent_id is not None:
                 change_written(connection, {"intent_id": intent_id}, _PENDING, live(at_ms))
                 _end_intents(connection, {"id": intent_id}, IntentStatus.SYNCED)
@@ -209,6 +248,7 @@ class FileLedger(Transactions):
         *,
         at_ms: int,
         synced_at_ms: int | None = None,
+        mirrors: Collection[MirrorRecord] = (),
     ) -> None:
         """Replace all that is remembered as live for the table by what was read from Iceberg and Delta.
 
@@ -218,6 +258,8 @@ class FileLedger(Transactions):
         {d1, d2} are live. d0 is an orphan for DATA_FILES_GONE, unless the outcome gives the reason; d3 is an orphan for
         COMMIT_FAILED. Live manifests, lists and metadata files stay live. If the intent with the outcome's snapshot id
         has pending files, they become live, because its commit landed. All open intents end as synced.
+
+        `mirrors` are the live data files that were found to be mirrors; others are live if they are live data files.
 
         Only the cursor, `removed_delete_files` and `unwritten_files` of `outcome` are used. The iterables must not read
         this table's live files from the store, because they are forgotten first.
@@ -262,6 +304,8 @@ class FileLedger(Transactions):
                 change_written(connection, landed, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
             change_written(connection, current, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
             change_written(connection, of_table, _PENDING, orphaned(OrphanReason.COMMIT_FAILED, at_ms))
+            sql_files.write_mirrors(connection, table_id, mirrors, in_use)
+            sql_files.orphan_mirrors_not_shown(connection, table_id, at_ms=at_ms)
             _end_intents(connection, of_table, IntentStatus.SYNCED)
             write_table(connection, replace(table, snapshot_id=outcome.snapshot_id))
 
@@ -307,13 +351,23 @@ class FileLedger(Transactions):
             change_table(connection, table_id, metadata_location=None, format_version=None)
 
 
+def _load_intent(connection: Connection, intent_id: int) -> Row[int, int, int]:
+    intent = connection.execute(_INTENT_BY_ID, {"intent_id": intent_id}).one_or_none()
+    if intent is None:
+        raise LookupError(f"no intent has the id {intent_id}")
+    return intent
+
+
+def _pending(intent: Intent | Row[int, int, int]) -> dict[str, Any]:
+    # A row that an earlier intent left goes to this intent.
+    return {"status": FileStatus.PENDING, "reason": None, "since_ms": intent.created_at_ms, "intent_id": intent.id}
+
+
 def _write_pending(
     connection: Connection, intent: Intent | Row[int, int, int], paths: Mapping[FileKind, Sequence[str]]
 ) -> None:
-    # A row that an earlier intent left goes to this intent.
-    pending = {"status": FileStatus.PENDING, "reason": None, "since_ms": intent.created_at_ms, "intent_id": intent.id}
     for kind, members in paths.items():
-        columns = dict.fromkeys(members, pending)
+        columns = dict.fromkeys(members, _pending(intent))
         sql_files.write_written(connection, intent.table_id, kind, columns, keep=_LIVE)
 
 

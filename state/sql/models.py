@@ -178,6 +178,22 @@ DELETE_FILES = Table(
     Index(None, "table_id", "status", "since_ms", "size_bytes"),
 )
 
+# Files that Iceberg shows in the place of Delta's data files.
+MIRRORS = Table(
+    "mirrors",
+    METADATA,
+    *_written_file_columns(),
+    # Not known of files that a scan found.
+    Column("data_file", Text, nullable=False, server_default=""),
+    Column("data_file_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("kind", Text, nullable=False, server_default=""),
+    Column("why", Text),
+    UniqueConstraint("table_id", "path"),
+    Index(None, "table_id", "data_file"),
+    # As in METADATA_FILES.
+    Index(None, "table_id", "status", "kind", "size_bytes"),
+)
+
 # Which live delete file holds how many positions of which live data file; gone when either is.
 DV_MAPPINGS = Table(
     "dv_mappings",

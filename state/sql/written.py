@@ -16,6 +16,7 @@ from state.sql.models import (
     DV_MAPPINGS,
     INTENTS,
     METADATA_FILES,
+    MIRRORS,
     SYNC_RUNS,
     IntentStatus,
 )
@@ -38,8 +39,8 @@ class WrittenFiles(Transactions):
     def record_unreferenced(self, table_id: int, paths: Collection[str], reason: OrphanReason, *, at_ms: int) -> None:
         """Record that no snapshot refers to these files any more. Those not in use now are orphaned from `at_ms` on.
 
-        A delete file is taken if it is orphaned now, a manifest, a list or a metadata file if it is live or orphaned
-        now. All others stay as they are, since a sync may have made them live in the meantime: live delete
+        A delete file or mirror is taken if it is orphaned now, a manifest, a list or a metadata file if it is live or
+        orphaned now. All others stay as they are, since a sync may have made them live in the meantime: live delete
         files with what they serve, manifests that live files are in, and whatever is pending or deleted.
         """
         of_table, unused, metadata = {"table_id": table_id}, orphaned(reason, at_ms), set(paths)
@@ -49,7 +50,7 @@ class WrittenFiles(Transactions):
         )
         holding = select(METADATA_FILES.c.path).where(METADATA_FILES.c.table_id == table_id, in_manifest)
         with self._write(table_id) as connection:
-            change_written(connection, of_table, _ORPHANED, unused, kinds=(DELETE_FILES,), paths=paths)
+            change_written(connection, of_table, _ORPHANED, unused, kinds=(DELETE_FILES, MIRRORS), paths=paths)
             for batch in batched(paths):
                 metadata -= set(connection.scalars(holding.where(METADATA_FILES.c.path.in_(batch))))
             live_or_orphaned = (FileStatus.LIVE, FileStatus.ORPHANED)

@@ -16,7 +16,7 @@ import pytest
 from pyiceberg.table import Table
 
 from daemon.iceberg.catalogs import Catalogs
-from daemon.maintenance.own_places import DELETE_FILE_NAME
+from daemon.maintenance.own_places import BESIDE_DATA_NAME
 from tests.kit.cluster import HOST, Cluster, cluster
 from tests.kit.daemons import Daemon, until
 from tests.kit.handmade import Bench, HandmadeTable
@@ -207,7 +207,7 @@ def test_a_killed_worker_costs_only_time(world: World):
     assert shown <= there
     # The killed attempt was in the middle of one file at most, which `dvsync cleanup --scan` knows by its name.
     assert len(there - shown) <= 1
-    assert all(DELETE_FILE_NAME.fullmatch(name) for name in there), there - shown
+    assert all(BESIDE_DATA_NAME.fullmatch(name) for name in there), there - shown
 
 
 def test_doctor_reads_the_table_on_the_cluster(world: World):

@@ -85,6 +85,17 @@ def upgrade() -> None:
     )
 
     op.create_table(
+        "mirrors",
+        *_written_file(),
+        sa.Column("data_file", sa.Text(), nullable=False, server_default=""),
+        sa.Column("data_file_bytes", sa.BigInteger(), nullable=False, server_default="0"),
+        sa.Column("kind", sa.Text(), nullable=False, server_default=""),
+        sa.Column("why", sa.Text()),
+        sa.Index(None, "table_id", "data_file"),
+        sa.Index(None, "table_id", "status", "kind", "size_bytes"),
+    )
+
+    op.create_table(
         "dv_mappings",
         _points_at("delete_files", "delete_file_id", ondelete="CASCADE", primary_key=True),
         _points_at("data_files", "data_file_id", ondelete="CASCADE", primary_key=True, index=True),
