@@ -288,6 +288,7 @@ def write_mirrors(
             "kind": mirror.kind,
             "size_bytes": mirror.size_bytes,
             "why": mirror.why,
+            "reason": mirror.reason,
             **status,
         }
         for mirror in mirrors
@@ -301,6 +302,13 @@ def orphan_mirrors_not_shown(connection: Connection, table_id: int, *, at_ms: in
     live_ones = (MIRRORS.c.table_id == table_id, MIRRORS.c.status == FileStatus.LIVE)
     gone = orphaned(OrphanReason.DATA_FILES_GONE, at_ms)
     connection.execute(update(MIRRORS).where(*live_ones, ~is_shown).values(**gone))
+
+
+def orphan_pending(connection: Connection, of: dict[str, Any], reason: OrphanReason, *, at_ms: int) -> None:
+    """Make those orphans that are pending and that `of` selects. A mirror of older snapshots keeps its reason."""
+    shown, again = {**of, "reason": SHOWN_BY_OLDER}, {"status": FileStatus.ORPHANED, "since_ms": at_ms}
+    change_written(connection, shown, (FileStatus.PENDING,), again, kinds=(MIRRORS,))
+    change_written(connection, of, (FileStatus.PENDING,), orphaned(reason, at_ms))
 
 
 def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[str]) -> None:

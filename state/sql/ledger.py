@@ -180,13 +180,15 @@ class FileLedger(Transactions):
             _write_pending(connection, _load_intent(connection, intent_id), paths)
 
     def record_mirrors(self, intent_id: int, mirrors: Collection[MirrorRecord]) -> None:
-        """As `record_pending` does, before mirrors are made: those that exist already stay there until the intent ends.
+        """As `record_pending` does, before mirrors are made. Once the intent is synced, each must be a live data file.
 
-        Once it is synced, each of them must be the path of a live data file.
+        Orphans keep their reason: if the intent is abandoned, those that older snapshots show are known to be such.
         """
         with self._database.write() as connection:
             intent = _load_intent(connection, intent_id)
-            sql_files.write_mirrors(connection, intent.table_id, mirrors, _pending(intent))
+            pending = _pending(intent)
+            del pending["reason"]
+            sql_files.write_mirrors(connection, intent.table_id, mirrors, pending)
 
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         """Store what `record_synced` will apply, before the Iceberg commit is tried."""
@@ -303,7 +305,7 @@ class FileLedger(Transactions):
                 change_written(connection, landed, _PENDING, in_use)
                 change_written(connection, landed, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
             change_written(connection, current, _PENDING + _ORPHANED, in_use, kinds=(METADATA_FILES,))
-            change_written(connection, of_table, _PENDING, orphaned(OrphanReason.COMMIT_FAILED, at_ms))
+            sql_files.orphan_pending(connection, of_table, OrphanReason.COMMIT_FAILED, at_ms=at_ms)
             sql_files.write_mirrors(connection, table_id, mirrors, in_use)
             sql_files.orphan_mirrors_not_shown(connection, table_id, at_ms=at_ms)
             _end_intents(connection, of_table, IntentStatus.SYNCED)
@@ -326,7 +328,7 @@ class FileLedger(Transactions):
             of_intent = {"intent_id": intent_id}
             sql_files.remove_pending(connection, of_intent, unwritten)
             change_written(connection, of_intent, _PENDING, live(at_ms), paths=in_use)
-            change_written(connection, of_intent, _PENDING, orphaned(reason, at_ms))
+            sql_files.orphan_pending(connection, of_intent, reason, at_ms=at_ms)
             _end_intents(connection, {"id": intent_id}, IntentStatus.ABANDONED)
 
     def record_table_replaced(self, table_id: int, *, at_ms: int) -> None:

@@ -36,6 +36,8 @@ CASES = {
 WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
 # Where it matters which commits are published.
 OF_A_CATALOG = ("append", "first sync", "several pending")
+# Where mirrors are made, left, and used again.
+WITH_MIRRORS = ("append", "shrunk dv", "removal", "first sync", "several folded")
 
 
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.long)])
@@ -51,6 +53,8 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(
         shares["managed"] = "all"
     elif case in OF_A_CATALOG:
         shares["managed"] = "a third"
+    if case in WITH_MIRRORS:
+        shares["mirrored"] = "last" if case in ("append", "first sync") else "a third"
     orders = [
         (servers[flavour], *event)
         for flavour, some in shares.items()

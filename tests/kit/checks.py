@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestEntry
 from pyiceberg.table import Table
 
+from daemon.mirror.substitution import find_mirror_name
 from state import FileStatus, OrphanReason
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.images import FILE_PATH_ID
@@ -119,15 +120,19 @@ def check_memory(bench: Bench, iceberg: Table, entries: Entries, table: Handmade
     data_files, delete_files = live_entries(iceberg, entries)
     files = {file.path: file for file in bench.store.read_live_files(record.id)}
     assert {path: file.manifest_path for path, file in files.items()} == data_files
+    mirrors = {mirror.data_file: mirror for mirror in bench.store.list_live_mirrors(record.id)}
+    assert {mirror.path for mirror in mirrors.values()} == {path for path in files if find_mirror_name(path)}
+    shown = {path: f"{table.location}/{path}" for path in table.live}
+    shown = {path: mirrors[place].path if place in mirrors else place for path, place in shown.items()}
     assert {path: _dv_id(file.deletion_vector) for path, file in files.items()} == {
-        f"{table.location}/{path}": _descriptor_id(add.get("deletionVector")) for path, add in table.live.items()
+        shown[path]: _descriptor_id(add.get("deletionVector")) for path, add in table.live.items()
     }
     serving = bench.store.find_delete_files(record.id, list(files))
     assert {file.path: file.manifest_path for file in serving} == delete_files
     positions: Counter[str] = Counter()
     for delete_file in serving:
         positions.update({mapping.data_file: mapping.positions for mapping in delete_file.mappings})
-    assert positions == Counter({f"{table.location}/{path}": len(gone) for path, gone in table.deleted.items() if gone})
+    assert positions == Counter({shown[path]: len(gone) for path, gone in table.deleted.items() if gone})
 
 
 def _dv_id(record: Any) -> str | None:
@@ -145,7 +150,7 @@ def _pending(bench: Bench) -> int:
     with closing(sqlite3.connect(bench.state_file)) as database:
         counts = [
             database.execute(f"select count(*) from {name} where lower(status) = 'pending'").fetchone()[0]
-            for name in ("delete_files", "metadata_files")
+            for name in ("delete_files", "metadata_files", "mirrors")
         ]
     return sum(counts)
 

@@ -32,7 +32,7 @@ from daemon.iceberg import row_delta, target
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.target import Target
-from daemon.pipeline import data_manifests, runner
+from daemon.pipeline import data_manifests, mirrors, runner
 from daemon.pipeline.runner import Runner
 from daemon.store.storage import FileIOStorage
 from daemon.sync import news
@@ -42,6 +42,7 @@ from state.sql.store import StateStore
 from tests.kit.checks import check, duckdb_rows
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.handmade_managed import Managed
+from tests.kit.handmade_mirrored import Mirrored
 from tests.kit.power import Disk
 from tests.kit.states import migrated
 
@@ -50,7 +51,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     *(
         (StateStore, f"record_{verb}")
         for verb in (
-            *("intent", "pending", "prepared", "synced", "rebuilt", "abandoned", "orphans"),
+            *("intent", "pending", "mirrors", "prepared", "synced", "rebuilt", "abandoned", "orphans"),
             *("unreferenced", "sizes", "deleted"),
         )
     ),
@@ -59,6 +60,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (Database, "write"),
     (FileIOStorage, "delete"),
     (Runner, "write_delete_files"),
+    (mirrors, "copy_bytes"),
     (PositionDeleteWriter, "__init__"),
     (PositionDeleteWriter, "finish"),
     (PuffinWriter, "finish"),
@@ -74,8 +76,9 @@ STEPS: tuple[tuple[Any, str], ...] = (
 
 
 # How the deletions are shown: a delete file for each data file or partition, or deletion vectors. Or a table that its
-# catalog manages.
-FLAVOURS = ("file", "partition", "vectors", "managed")
+# catalog manages, or one with mirrors.
+FLAVOURS = ("file", "partition", "vectors", "managed", "mirrored")
+KINDS = {"managed": Managed, "mirrored": Mirrored}
 # What becomes of the commits that the catalog has ratified, between the kill and the next start.
 PUBLISHINGS = ("no", "published", "published and forgotten")
 
@@ -92,7 +95,9 @@ class Case:
     def bench(self) -> Bench:
         definition.DELETE_GRANULARITY_DEFAULT = "partition" if self.flavour == "partition" else "file"
         news.FOLD_AFTER_VERSIONS = self.fold_after_versions
-        options = {"format_version": 3 if self.flavour == "vectors" else 2}
+        options: dict[str, Any] = {"format_version": 3 if self.flavour == "vectors" else 2}
+        if self.flavour == "mirrored":
+            options["mirrors"] = "copy"
         of_catalog: dict[str, Any] = {}
         if isinstance(self.table, Managed):
             of_catalog = {"entry": self.table.entry, "storage": self.table.storage()}
@@ -111,8 +116,7 @@ class Builder:
     traces: dict[str, list[str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kind = Managed if self.flavour == "managed" else HandmadeTable
-        self.table = kind(self.folder / "case" / "delta", partitioned=True)
+        self.table = KINDS.get(self.flavour, HandmadeTable)(self.folder / "case" / "delta", partitioned=True)
         self.trace = Trace(self.folder / "case" / "dvsync")
 
     def play(self) -> None:
