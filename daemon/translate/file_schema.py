@@ -292,7 +292,7 @@ class _Walk:
             self._inside(inner, [wanted.element_field], mapping, path, named)
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
-        elif not _is_stored_as(kind, wanted):
+        elif not is_stored_as(kind, wanted):
             lifted_by = lifts_type(field.type, wanted)
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}", lifted_by)
         elif kind == INT96:
@@ -334,7 +334,8 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
+def is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
+    """Return whether readers read an Iceberg type from a Parquet type, which is given as Arrow's."""
     if isinstance(wanted, DecimalType):
         return bool(pa.types.is_decimal(kind) and kind.scale == wanted.scale and kind.precision <= wanted.precision)
     return kind in STORED_AS.get(str(wanted), ())
