@@ -34,6 +34,8 @@ SECOND_US: Final = 1_000_000
 # Spark's julian-gregorian-rebase-micros.json: from the second of `switches` on, `diffs` are added.
 REBASE_FILE: Final = "julian-gregorian-rebase-micros.json"
 UTC: Final = "UTC"
+# A zone that never changes its offset. The calendar changes at its midnights.
+OFFSET: Final = re.compile(r"(?:UTC|GMT|UT)?([+-])(\d{1,2})(?::?(\d{2}))?")
 
 
 def is_legacy(footer: Mapping[bytes, bytes], key: bytes, since: tuple[int, int]) -> bool:
@@ -58,14 +60,17 @@ def rebase_instants(instants: pa.Array, time_zone: str) -> pa.Array:
 
 def _moved(values: pa.Array, time_zone: str, unit_s: int, units: int) -> pa.Array:
     """Move values of `unit_s` seconds, or of which a second has `units`, by the table of a zone."""
-    table = _rebase_tables().get(time_zone)
+    offset = OFFSET.fullmatch(time_zone)
+    table = _rebase_tables().get(UTC if offset else time_zone)
     if table is None:
         raise Unsupported(
             f"the file is stored in the Julian calendar of the time zone {time_zone!r}, which Spark has no table of",
             hint="Rewrite the file with Spark, and set spark.sql.parquet.datetimeRebaseModeInWrite and "
             "spark.sql.parquet.int96RebaseModeInWrite to CORRECTED.",
         )
-    switches, diffs = ([second * units // unit_s for second in table[name]] for name in ("switches", "diffs"))
+    shift_s = int(f"{offset[1]}1") * (int(offset[2]) * 3600 + int(offset[3] or 0) * 60) if offset else 0
+    switches = [(second - shift_s) * units // unit_s for second in table["switches"]]
+    diffs = [second * units // unit_s for second in table["diffs"]]
     least = pc.min(values).as_py()
     if least is not None and least < switches[0]:
         raise Unsupported(
