@@ -7,11 +7,13 @@ read and written in blocks: files below 5 MiB, other stores, and sources that th
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EBADF, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EXDEV
 from typing import ClassVar, Final
+
+from pyiceberg.io import OutputStream
 
 from daemon.errors import CorruptInput
 from daemon.iceberg.delete_file_writer import DeleteFileWriter
@@ -34,9 +36,15 @@ class MirrorWriter(DeleteFileWriter):
 
     what: ClassVar[str] = "mirror"
 
-    def write(self, data: bytes) -> None:
+    @property
+    def stream(self) -> OutputStream:
+        """Where to write; what it raises is not raised as ObjectStoreAway but in a block of `storing`."""
+        return self._stream
+
+    @contextmanager
+    def storing(self) -> Iterator[None]:
         with self._storing():
-            self._stream.write(data)
+            yield
 
     def finish(self) -> None:
         with self._storing():
@@ -158,8 +166,10 @@ def _stream(copy: MirrorCopy, source: FileIOStorage, target_properties: Mapping[
             block = source.read(copy.path, span)
             if len(block) != span.size:
                 raise _shorter(copy)
-            writer.write(block)
-        writer.write(copy.tail)
+            with writer.storing():
+                writer.stream.write(block)
+        with writer.storing():
+            writer.stream.write(copy.tail)
         writer.finish()
 
 

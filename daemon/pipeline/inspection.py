@@ -7,7 +7,6 @@ Arrow converts INT96 timestamps into 64-bit nanoseconds, which overflow silently
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
@@ -21,6 +20,7 @@ from pyiceberg.types import DateType, DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, Unsupported, errors_at
+from daemon.mirror.calendar import DATETIME_SINCE, INT96_SINCE, LEGACY_DATETIME, LEGACY_INT96, is_legacy
 from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
@@ -37,13 +37,6 @@ ARROW_SCHEMA = b"ARROW:schema"
 STATISTICS_STRING_MAX = 16
 # A number can have two spellings (0.0 and -0.0). With more distinct values, there is another number.
 SPELLINGS_MAX = 2
-# Spark's keys in a footer's metadata (DataSourceUtils.scala): its version, and that the file uses the Julian calendar.
-SPARK_VERSION = b"org.apache.spark.version"
-LEGACY_DATETIME = b"org.apache.spark.legacyDateTime"
-LEGACY_INT96 = b"org.apache.spark.legacyINT96"
-SPARK_VERSION_NUMBERS = re.compile(rb"(\d{1,9})\.(\d{1,9})")
-# Since these versions, Spark writes today's calendar unless a LEGACY key is set.
-DATETIME_SINCE, INT96_SINCE = (3, 0), (3, 1)
 # 1582-10-15 in days, and 1900-01-01 in microseconds: before 1900, old time zone offsets differ too.
 FIRST_DAY = -141_427
 FIRST_MICROS = -2_208_988_800_000_000
@@ -265,9 +258,9 @@ def check(storage: FileIOStorage, table: TableSchema, part: int, adds: Iterable[
 def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Metrics, table: TableSchema) -> None:
     """Raise `Unsupported` naming a column that has, or may have, days of the Julian calendar."""
     legacy: set[int] = set()
-    if _is_legacy(footer, LEGACY_DATETIME, DATETIME_SINCE):
+    if is_legacy(footer, LEGACY_DATETIME, DATETIME_SINCE):
         legacy |= file.days
-    if _is_legacy(footer, LEGACY_INT96, INT96_SINCE):
+    if is_legacy(footer, LEGACY_INT96, INT96_SINCE):
         legacy |= file.int96.keys()
     if not legacy:
         return
@@ -287,11 +280,6 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
                 "spark.sql.parquet.int96RebaseModeInWrite to CORRECTED.",
                 lifted_by="rewrite",
             )
-
-
-def _is_legacy(footer: Mapping[bytes, bytes], key: bytes, since: tuple[int, int]) -> bool:
-    version = SPARK_VERSION_NUMBERS.match(footer.get(SPARK_VERSION, b""))
-    return version is not None and (key in footer or (int(version[1]), int(version[2])) < since)
 
 
 def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[str]:

@@ -299,7 +299,7 @@ class _Walk:
             self._inside(inner, [wanted.element_field], mapping, path, named)
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
-        elif not _is_stored_as(kind, wanted):
+        elif not is_stored_as(kind, wanted):
             lifted_by = lifts_type(field.type, wanted)
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}", lifted_by)
         elif kind == INT96:
@@ -341,7 +341,8 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
+def is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
+    """Return whether readers read an Iceberg type from a Parquet type, which is given as Arrow's."""
     if isinstance(wanted, DecimalType):
         return bool(pa.types.is_decimal(kind) and kind.scale == wanted.scale and kind.precision <= wanted.precision)
     return kind in STORED_AS.get(str(wanted), ())
@@ -353,6 +354,8 @@ def lifts_type(stored: pa.DataType, wanted: IcebergType) -> MirrorKind | None:
     Spark's ParquetVectorUpdaterFactory says which types it reads as which; for others it fails.
     """
     kind, name = _in_parquet(_stored(stored)), str(wanted)
+    if kind == pa.null():
+        kind = pa.int32()  # Without a type, Arrow's writers store nulls as numbers.
     in_micros = pa.types.is_timestamp(kind) and kind.unit in ("ms", "us")
     by_footer = {
         # Arrow's writers also store the original Arrow type, which a new footer leaves out.
@@ -362,9 +365,9 @@ def lifts_type(stored: pa.DataType, wanted: IcebergType) -> MirrorKind | None:
         "timestamptz": in_micros,
         "string": kind in (pa.string(), pa.binary()),
         "binary": kind in (pa.string(), pa.binary()),
-        "date": kind in (pa.date64(), pa.int32(), pa.null()),
-        "int": kind in (pa.uint8(), pa.uint16(), pa.null()),
-        "long": kind in (pa.uint8(), pa.uint16()) or pa.types.is_duration(kind),
+        "date": kind == pa.int32(),
+        "int": kind in (pa.uint8(), pa.uint16(), pa.int32()),
+        "long": kind in (pa.uint8(), pa.uint16(), pa.int32()) or pa.types.is_duration(kind),
     }
     if by_footer.get("list" if isinstance(wanted, ListType) else name, False):
         return "footer"
@@ -375,7 +378,7 @@ def lifts_type(stored: pa.DataType, wanted: IcebergType) -> MirrorKind | None:
         "binary": pa.types.is_fixed_size_binary(kind),
     }
     is_widened = isinstance(wanted, DecimalType) and _widens(kind, wanted)
-    return "rewrite" if kind == pa.null() or is_widened or by_rewrite.get(name, False) else None
+    return "rewrite" if is_widened or by_rewrite.get(name, False) else None
 
 
 def _widens(kind: pa.DataType, wanted: DecimalType) -> bool:

@@ -159,6 +159,7 @@ def test_the_flag_of_utc(to_utc: bool, unit: str, tmp_path: Path) -> None:
         ("long", pa.uint8(), [255, None]),
         ("long", pa.duration("us"), [5, None]),
         ("integer", pa.null(), [None, None]),
+        ("long", pa.null(), [None, None]),
         (list_of("long"), pa.list_(pa.int64(), 2), [[1, 2], None]),
     ],
 )
@@ -246,7 +247,8 @@ def test_what_pyiceberg_cannot_take_in_other_columns(stored: pa.DataType, tmp_pa
         ("timestamp_ntz", pa.date32(), "rewrite"),
         ("long", pa.uint32(), "rewrite"),
         ("binary", pa.binary(4), "rewrite"),
-        ("string", pa.null(), "rewrite"),
+        ("double", pa.null(), "rewrite"),
+        ("string", pa.null(), None),
         ("integer", pa.int64(), None),
         ("float", pa.float64(), None),
         ("timestamp", pa.timestamp("ns", "UTC"), None),
