@@ -194,6 +194,7 @@ class SchemaChanged(Parking):
 # What a mirror of a data file is: its bytes with a new Parquet footer; its bytes under another name; its rows written
 # again. Cheaper ones come first.
 MirrorKind = Literal["footer", "copy", "rewrite"]
+MIRRORS_HINT = " Or let dvsync show mirrors of such files, by the setting mirrors: "
 
 
 class Unsupported(Parking):
@@ -218,6 +219,12 @@ class Unsupported(Parking):
     ) -> None:
         super().__init__(message, hint=hint, table=table, version=version, path=path, offset=offset)
         self.lifted_by = lifted_by
+
+    def lift_by(self, kind: MirrorKind | None) -> Self:
+        """Set what lifts the refusal of a data file, and let the hint name the setting for it."""
+        self.lifted_by = kind
+        self.hint = self.hint.partition(MIRRORS_HINT)[0] + (f"{MIRRORS_HINT}{kind}." if kind else "")
+        return self
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:
         make, arguments = super().__reduce__()

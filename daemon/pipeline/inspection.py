@@ -68,8 +68,11 @@ class Inspector:
 
     def inspect_file(self, add: AddFile) -> tuple[Metrics, FileSchema]:
         """Inspect one file, and return its metrics and its schema's properties. Raises as `inspect`."""
-        check_path(add.path)
-        return self.check_file(add, read_footer(self.storage, add.path, add.size))
+        try:
+            check_path(add.path)
+            return self.check_file(add, read_footer(self.storage, add.path, add.size))
+        except Unsupported as error:
+            raise error.lift_by(error.lifted_by) from error.__cause__
 
     def check_file(self, add: AddFile, footer: pq.FileMetaData) -> tuple[Metrics, FileSchema]:
         """Check a file with its footer, or another one for the same pages. Returns and raises as `inspect_file`."""
@@ -248,11 +251,6 @@ class Inspection:
 def inspect(storage: FileIOStorage, table: TableSchema, adds: Iterable[AddFile]) -> Iterator[Inspection]:
     """Inspect the files that one Spark task is given."""
     yield Inspector(storage, table).inspect(list(adds))
-
-
-def check(storage: FileIOStorage, table: TableSchema, part: int, adds: Iterable[AddFile]) -> Iterator[FileTraits]:
-    """Check files that are live already against another schema, and yield their traits."""
-    yield Inspector(storage, table).inspect(list(adds)).traits
 
 
 def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Metrics, table: TableSchema) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from hashlib import blake2b
 from operator import attrgetter, or_
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -15,28 +16,32 @@ from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, MirrorKind, Unsupported, errors_at
 from daemon.mirror.copying import MirrorCopy, copy_bytes
 from daemon.mirror.decision import plan_mirror
+from daemon.mirror.defaults import parse_default
 from daemon.mirror.footer import mend_footer
-from daemon.mirror.parquet import encode_footer, load_footer
+from daemon.mirror.parquet import Footer, as_arrow, encode_footer, load_footer
+from daemon.mirror.rewriting import RewritePlan, RewriteTask, check_rewrite, leaf_paths, rewrite_file
 from daemon.pipeline.inspection import Inspector
 from daemon.store.durable import force_to_disk
 from daemon.store.storage import FileIOStorage, map_files
-from daemon.translate.file_schema import FileTraits
+from daemon.translate.file_schema import FileTraits, check_file_schema
+from daemon.translate.partition_values import partition_of
 from daemon.translate.schema import TableSchema
 
-# Each includes those before. Mirrors of kind `rewrite` are not made yet.
+# Each includes those before.
 KINDS: Mapping[MirrorSetting, tuple[MirrorKind, ...]] = {
     "refuse": (),
     "footer": ("footer",),
     "copy": ("footer", "copy"),
-    "rewrite": ("footer", "copy"),
+    "rewrite": ("footer", "copy", "rewrite"),
 }
 
 
 @dataclass(frozen=True)
 class WantedMirror:
-    """A mirror that a file of Delta needs. `made` tells what its bytes are; `size_bytes` counts them.
+    """A mirror that a file of Delta needs. Those of one data file with the same `made` have the same rows and schema.
 
-    The first `kept_bytes` are the data file's, `tail` the others; None if they have to be made again.
+    If it is not rewritten, its first `kept_bytes` are the data file's, then comes `tail`; None if it has to be made
+    again. The size of one that is rewritten is a guess.
     """
 
     data_file: str
@@ -44,13 +49,10 @@ class WantedMirror:
     kind: MirrorKind
     why: str
     made: str
-    kept_bytes: int
     size_bytes: int
-    tail: bytes | None
-
-    @property
-    def surplus_bytes(self) -> int:
-        return self.size_bytes - self.data_file_bytes
+    kept_bytes: int = 0
+    tail: bytes | None = None
+    partition: Mapping[int, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -71,15 +73,17 @@ class WantedMirrors:
 
 @dataclass(frozen=True)
 class MirrorPlanner:
-    """Inspects files of Delta, and plans the mirrors of those that readers would misread.
+    """Inspects files of Delta, plans the mirrors of those that readers would misread, and makes them.
 
-    `kinds` are those that may be made. Files of the Delta table `table_id` at one path are the same file.
+    `kinds` are those that may be made. Files of the Delta table `table_id` at one path are the same file. `defaults`
+    has the texts of EXISTS_DEFAULT by physical name.
     """
 
     storage: FileIOStorage
     table: TableSchema
     kinds: tuple[MirrorKind, ...]
     table_id: str
+    defaults: Mapping[str, str] = field(default_factory=dict)
 
     def plan(self, adds: Sequence[AddFile]) -> WantedMirrors:
         """Raises as `Inspector.inspect` does for a file that no mirror of these kinds helps."""
@@ -111,58 +115,77 @@ class MirrorPlanner:
         with errors_at(path=add.path):
             footer = load_footer(self.storage, add.path)
             planned = plan_mirror(add.path, footer.metadata, self.table, check)
-        if planned is None or planned.kind not in self.kinds:
-            refused.lifted_by = planned.kind if planned else None
-            raise refused
-        is_copy = planned.footer is None
-        tail = b"" if planned.footer is None else encode_footer(planned.footer)
-        kept_bytes = add.size if is_copy else footer.start
-        wanted = WantedMirror(
-            data_file=add.path,
-            data_file_bytes=add.size,
-            kind=planned.kind,
-            why=planned.reason,
-            made=self._hash(add.size, planned.kind, tail),
-            kept_bytes=kept_bytes,
-            size_bytes=kept_bytes + len(tail),
-            tail=tail,
-        )
-        return wanted, accepted[-1] | FileTraits(has_mirrors=True)
+            if planned is None or planned.kind not in self.kinds:
+                raise refused.lift_by(planned.kind if planned else None)
+            wanted = WantedMirror(add.path, add.size, planned.kind, planned.reason, "", add.size)
+            if planned.kind == "rewrite":
+                wanted, traits = self._plan_rewrite(wanted, add, footer)
+            else:
+                tail = encode_footer(planned.footer) if planned.footer else b""
+                kept_bytes = footer.start if planned.footer else add.size
+                wanted = replace(wanted, size_bytes=kept_bytes + len(tail), kept_bytes=kept_bytes, tail=tail)
+                wanted, traits = self._named(wanted, tail), accepted[-1]
+        return wanted, traits | FileTraits(has_mirrors=True)
 
-    def _hash(self, data_file_bytes: int, kind: MirrorKind, tail: bytes) -> str:
-        before = f"{self.table_id} {data_file_bytes} {kind} ".encode()
-        return blake2b(before + tail, digest_size=8).hexdigest()
+    def _plan_rewrite(self, wanted: WantedMirror, add: AddFile, footer: Footer) -> tuple[WantedMirror, FileTraits]:
+        values = partition_of(add, self.table, self.table.spec_id)
+        sources = [each.source_id for each in self.table.spec.fields]
+        wanted = replace(wanted, partition=dict(zip(sources, values, strict=True)))
+        task = self._rewrite_task(wanted, "")
+        check_rewrite(footer.metadata, task)
+        schema = RewritePlan.of(as_arrow(mend_footer(footer.metadata, self.table)), task).schema
+        traits = check_file_schema(schema, self.table, leaf_paths(schema)).traits
+        values_in_it = repr((sorted(task.partition.items()), sorted(task.defaults.items()), self.table.time_zone))
+        return self._named(wanted, schema.serialize().to_pybytes() + values_in_it.encode()), traits
 
-    def make(self, tasks: Sequence[MirrorTask], target_properties: Mapping[str, str]) -> None:
-        """Make mirrors. They are whole and on the disk when this returns.
+    def _rewrite_task(self, wanted: WantedMirror, path: str) -> RewriteTask:
+        table, defaults = self.table, dict[int, Any]()
+        for name in table.filled & self.defaults.keys():
+            column = table.schema.find_field(table.field_ids[name.lower()])
+            defaults[column.field_id] = parse_default(
+                self.defaults[name], column.field_type, column.name, table.time_zone
+            )
+        return RewriteTask(wanted.data_file, path, table, wanted.partition, defaults)
 
-        Raises `ObjectMissing`, `ObjectStoreAway`, and `CorruptInput` if a data file has changed since it was planned.
+    def _named(self, wanted: WantedMirror, contents: bytes) -> WantedMirror:
+        of_file = f"{self.table_id} {wanted.data_file_bytes} {wanted.kind} ".encode()
+        return replace(wanted, made=blake2b(of_file + contents, digest_size=8).hexdigest())
+
+    def make(self, tasks: Sequence[MirrorTask], target_properties: Mapping[str, str]) -> dict[str, int]:
+        """Make mirrors. They are whole and on the disk when this returns, with the size of each by its path.
+
+        Raises as `rewrite_file` does, and `CorruptInput` if a data file has changed since it was planned.
         """
-        map_files(partial(self._make_file, target_properties), tasks, attrgetter("path"))
-        force_to_disk([task.path for task in tasks])
+        make_one = partial(self._make_file, target_properties)
+        # Of those that are rewritten, a whole row group is in memory.
+        rewritten = [task for task in tasks if task.wanted.kind == "rewrite"]
+        others = [task for task in tasks if task.wanted.kind != "rewrite"]
+        sizes_bytes = dict(map_files(make_one, others, attrgetter("path"))) | dict(map(make_one, rewritten))
+        force_to_disk(sizes_bytes.keys())
+        return sizes_bytes
 
-    def _make_file(self, target_properties: Mapping[str, str], task: MirrorTask) -> None:
+    def _make_file(self, target_properties: Mapping[str, str], task: MirrorTask) -> tuple[str, int]:
         wanted = task.wanted
         with errors_at(path=wanted.data_file):
+            if wanted.kind == "rewrite":
+                rewrite = self._rewrite_task(wanted, task.path)
+                return task.path, rewrite_file(rewrite, self.storage, target_properties).size_bytes
             tail = self._tail_of(wanted) if wanted.tail is None else wanted.tail
             copy = MirrorCopy(wanted.data_file, wanted.kept_bytes, tail, task.path)
-            copy_bytes(copy, self.storage, target_properties)
+            return task.path, copy_bytes(copy, self.storage, target_properties)
 
     def _tail_of(self, wanted: WantedMirror) -> bytes:
         if wanted.kind == "copy":
             return b""
-        footer = load_footer(self.storage, wanted.data_file)
-        tail = encode_footer(mend_footer(footer.metadata, self.table))
-        if self._hash(wanted.data_file_bytes, wanted.kind, tail) != wanted.made:
+        tail = encode_footer(mend_footer(load_footer(self.storage, wanted.data_file).metadata, self.table))
+        if self._named(wanted, tail) != wanted:
             what = "the file has another footer than when it was inspected"
-            raise CorruptInput(what, path=wanted.data_file, hint="Restore the file in the Delta table.")
+            raise CorruptInput(what, hint="Restore the file in the Delta table.")
         return tail
 
 
 def make_on_spark(
     planner: MirrorPlanner, target_properties: Mapping[str, str], tasks: Iterable[MirrorTask]
-) -> Iterator[Sequence[MirrorTask]]:
-    """Make the mirrors that one Spark task is given, and yield them."""
-    given = list(tasks)
-    planner.make(given, target_properties)
-    yield given
+) -> Iterator[dict[str, int]]:
+    """Make the mirrors that one Spark task is given, and yield their sizes."""
+    yield planner.make(list(tasks), target_properties)

@@ -32,6 +32,8 @@ LOCAL_LOG_BYTES_MAX = 16 << 20
 LOCAL_DELETION_VECTORS_MAX = 2_000
 LOCAL_DELETION_VECTOR_BYTES_MAX = 64 << 20
 LOCAL_DATA_FILES_MAX = 5_000
+# It writes mirrors if there are more of them than that, or if more bytes have to be rewritten.
+LOCAL_REWRITTEN_BYTES_MAX = 1 << 30
 
 # A Spark task takes at most this many deletion vectors, or one larger delete file: it runs for seconds, not minutes.
 DVS_PER_TASK = 500
@@ -40,7 +42,7 @@ DVS_PER_TASK = 500
 DATA_FILES_PER_TASK = 1_000
 
 # Mirrors that are made before their sizes are recorded, and that one Spark task makes.
-MIRRORS_PER_TASK = 50
+MIRRORS_AT_ONCE = 50
 
 
 @dataclass(frozen=True)
@@ -141,16 +143,22 @@ class Runner:
 
     def make_mirrors(
         self, tasks: Sequence[MirrorTask], planner: MirrorPlanner, target_properties: Mapping[str, str]
-    ) -> Iterator[Sequence[MirrorTask]]:
-        """Make mirrors, and yield those that are made, some at a time. Raises as `MirrorPlanner.make` does."""
-        chunks = [tasks[start : start + MIRRORS_PER_TASK] for start in range(0, len(tasks), MIRRORS_PER_TASK)]
-        if self._runs_here(fits=len(tasks) <= LOCAL_DATA_FILES_MAX):
-            for chunk in chunks:
-                planner.make(chunk, target_properties)
-                yield chunk
+    ) -> Iterator[dict[str, int]]:
+        """Make mirrors, and yield the sizes of some at a time, by path. Raises as `MirrorPlanner.make` does."""
+        rewritten_bytes = sum(task.wanted.size_bytes for task in tasks if task.wanted.kind == "rewrite")
+        is_small = rewritten_bytes <= LOCAL_REWRITTEN_BYTES_MAX
+        if self._runs_here(fits=is_small and len(tasks) <= LOCAL_DATA_FILES_MAX):
+            for start in range(0, len(tasks), MIRRORS_AT_ONCE):
+                yield planner.make(tasks[start : start + MIRRORS_AT_ONCE], target_properties)
             return
+        # Each task of Spark has one that is rewritten, or some of the others.
+        parts = list(divided(tasks, _work_of, size_max=MIRRORS_AT_ONCE, count_max=MIRRORS_AT_ONCE))
         with self.spark.session() as spark:
-            yield from map_on_spark(spark, chunks, partial(make_on_spark, planner, dict(target_properties)))
+            yield from map_on_spark(spark, parts, partial(make_on_spark, planner, dict(target_properties)))
 
     def _runs_here(self, *, fits: bool) -> bool:
         return fits if self.engine == "auto" else self.engine == "local"
+
+
+def _work_of(task: MirrorTask) -> int:
+    return MIRRORS_AT_ONCE if task.wanted.kind == "rewrite" else 1

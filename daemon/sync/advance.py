@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import cache, partial, reduce
-from operator import or_
+from functools import cache
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
@@ -20,12 +18,17 @@ from daemon.iceberg.account import check_account, find_account
 from daemon.iceberg.references import live_entries
 from daemon.iceberg.schema_changes import layout_of
 from daemon.observe import tracing
-from daemon.pipeline.data_manifests import manifests_needed
-from daemon.pipeline.inspection import check
 from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
 from daemon.sync.deletions import write_deletions
-from daemon.sync.mirrors import find_shown_mirrors, inspect_added, maker_for, surplus_bytes
+from daemon.sync.mirrors import (
+    MirrorMaker,
+    check_live_files,
+    find_shown_mirrors,
+    inspect_added,
+    planner_for,
+    surplus_bytes,
+)
 from daemon.sync.notices import notify_schema_change, publish
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, outcome_of_change, remembered_account
 from daemon.sync.proof import Checksums, check_state
@@ -34,7 +37,6 @@ from daemon.translate.definition import Shape, next_shape, shape_of
 from daemon.translate.file_schema import FileTraits, may_reach_files
 from daemon.translate.plan import SyncPlan, account_change
 from daemon.translate.schema import TableSchema
-from state import TableError
 
 
 def advance(
@@ -60,13 +62,15 @@ def advance(
         live = context.store.find_live_files(record.id, touched_paths(commits))
         change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
         _check_in_step(context, shown, commits, live)
-        shape = _shape_after(context, shown, change)
+        shape, change = _shape_after(context, shown, change)
+        if others := change.removed - live.keys():
+            live |= context.store.find_live_files(record.id, others)
         first, last = change.from_version, change.to_version
         with Transaction(
             context, shown, shape.definition, from_version=first, to_version=last, step=context.step
         ) as transaction:
-            table_id = change.metadata.id if change.metadata else str(record.delta_table_id)
-            maker = maker_for(context, transaction, shown, shape.table, table_id)
+            planner = planner_for(context, shown, shape.table, change.metadata)
+            maker = MirrorMaker(context, transaction, record.id, planner)
             with context.step("inspect"):
                 change, inspection, made = inspect_added(maker, change, mirrors)
             account = before + account_change(change, live, inspection.metrics)
@@ -154,8 +158,10 @@ def _check_in_step(context: TableContext, shown: Shown, commits: Sequence[Commit
     context.in_step.set()
 
 
-def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Shape:
-    """Return the table's shape after `change`. If it may read live files otherwise, these are checked."""
+def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> tuple[Shape, TableChange]:
+    """Return the table's shape after `change`. If it may read live files otherwise, these are checked, and those that
+    need other mirrors for it are in the change.
+    """
 
     @cache  # It reads every live file's row.
     def count_staying() -> int:
@@ -165,21 +171,22 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> Sh
     if change.metadata:
         before = shape_of(shown.table, context.settings).table
         if may_reach_files(before, shape.table) and count_staying():
-            shape = shape.with_files(_check_live_files(context, shape.table, change.to_version, shown.record.error))
-    return shape
+            traits, change = _check_live_files(context, shown, shape.table, change)
+            shape = shape.with_files(traits)
+    return shape, change
 
 
 def _check_live_files(
-    context: TableContext, table: TableSchema, version: int, last_error: TableError | None
-) -> FileTraits:
-    """Check the live files of `version` as a first sync does: the schema has changed since they were added.
+    context: TableContext, shown: Shown, table: TableSchema, change: TableChange
+) -> tuple[FileTraits, TableChange]:
+    """Check the live files as a first sync does: the schema has changed since they were added.
 
-    The state store has no statistics and only parsed partition values, so Delta's log is asked. The file that
-    `last_error` names is checked first: while it is live, a table that was refused opens no other file again.
+    The state store has no statistics and only parsed partition values, so Delta's log is asked. The file that the
+    table's last error names is checked first: while it is live, a table that was refused opens no other file again.
     """
-    task = partial(check, context.storage, table)
-    with context.step("inspect"), context.open_state(version) as state:
-        if last_error and last_error.kind == Unsupported.__name__:
-            is_named = [last_error.message.endswith(f"[file {add.path}]") for add in state.read_adds()]
-            list(task(0, state.find_adds(pa.array(is_named, pa.bool_()))))
-        return reduce(or_, state.map_adds(task, manifests_needed(state.files)), FileTraits())
+    last_error, last_refused = shown.record.error, None
+    if last_error and last_error.kind == Unsupported.__name__ and "[file " in last_error.message:
+        last_refused = last_error.message.rpartition("[file ")[2].removesuffix("]")
+    planner = planner_for(context, shown, table, change.metadata)
+    with context.step("inspect"):
+        return check_live_files(context, shown, planner, change, last_refused)

@@ -19,7 +19,7 @@ from daemon.observe import tracing
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
-from daemon.sync.mirrors import maker_for, mirror_state
+from daemon.sync.mirrors import MirrorMaker, mirror_state, planner_for
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
 from daemon.sync.recovery import leave_other_table
 from daemon.sync.transaction import Transaction
@@ -71,8 +71,8 @@ def show_state(
     operation = RESYNCED if existing else None
     with Transaction(context, Shown(record, table), shape.definition, to_version=state.version) as transaction:
         with tracing.step("mirrors"):
-            maker = maker_for(context, transaction, Shown(record, table), shape.table, state.metadata.id)
-            state = mirror_state(maker, state)
+            planner = planner_for(context, Shown(record, table), shape.table, state.metadata)
+            state = mirror_state(MirrorMaker(context, transaction, record.id, planner), state)
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]

@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 
+import pyarrow as pa
 from msgspec.structs import replace as with_fields
 from pyiceberg.manifest import ManifestContent
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from daemon.delta.actions import AddFile, Metadata
 from daemon.delta.replay import TableChange
 from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, Unsupported
 from daemon.iceberg.references import live_entries
+from daemon.mirror.defaults import defaults_of
 from daemon.mirror.substitution import MirroredState, Mirrors, find_mirror_name, hash_path
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspection
@@ -29,6 +33,7 @@ from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import has_mirrors
+from daemon.translate.file_schema import FileTraits
 from daemon.translate.schema import TableSchema
 from state import FileKind, FileStatus, MirrorRecord, OrphanReason
 
@@ -84,13 +89,14 @@ class MirrorMaker:
         }
         # Those of `known` that are orphans are in use from now on.
         context.store.record_mirrors(transaction.id, [*known.values(), *records.values()])
-        tasks, done = [MirrorTask(each, records[each.data_file].path) for each in new], 0
+        tasks = [MirrorTask(each, records[each.data_file].path) for each in new]
+        sizes_bytes: dict[str, int] = {}
         for made in context.runner.make_mirrors(tasks, self.planner, transaction.target_properties):
-            context.store.record_sizes(self.table_id, {task.path: task.wanted.size_bytes for task in made})
-            done += len(made)
+            context.store.record_sizes(self.table_id, made)
+            sizes_bytes |= made
             if context.progress:
-                context.progress.advanced(done, len(tasks), "mirrors")
-        whole = [with_fields(records[each.data_file], size_bytes=each.size_bytes) for each in new]
+                context.progress.advanced(len(sizes_bytes), len(tasks), "mirrors")
+        whole = [with_fields(each, size_bytes=sizes_bytes[each.path]) for each in records.values()]
         return Mirrors.of(context.location, (*known.values(), *whole))
 
     def _find_usable(self, wanted: Sequence[WantedMirror]) -> dict[str, MirrorRecord]:
@@ -106,8 +112,7 @@ class MirrorMaker:
         return {mirror.data_file: mirror for mirror, is_there in zip(found, there, strict=True) if is_there}
 
     def _is_usable(self, mirror: MirrorRecord, wanted: WantedMirror) -> bool:
-        name = find_mirror_name(mirror.path)
-        if name is None or (name.made, mirror.size_bytes) != (wanted.made, wanted.size_bytes):
+        if _made(mirror) != wanted.made or mirror.size_bytes is None:
             return False
         if mirror.status is not FileStatus.ORPHANED:
             return mirror.status is FileStatus.LIVE
@@ -141,13 +146,15 @@ def _is_whole(storage: FileIOStorage, mirror: MirrorRecord) -> bool:
     return False
 
 
-def maker_for(
-    context: TableContext, transaction: Transaction, shown: Shown, table: TableSchema, delta_table_id: str
-) -> MirrorMaker:
-    """Return what makes the mirrors of a commit, of the kinds that the settings allow."""
-    kinds = KINDS[context.settings.mirrors]
-    planner = MirrorPlanner(context.data_files_of(shown.table), table, kinds, delta_table_id)
-    return MirrorMaker(context, transaction, shown.record.id, planner)
+def planner_for(context: TableContext, shown: Shown, table: TableSchema, metadata: Metadata | None) -> MirrorPlanner:
+    """Return what plans mirrors of the kinds that the settings allow. `metadata` is Delta's, if it is at hand."""
+    return MirrorPlanner(
+        storage=context.data_files_of(shown.table),
+        table=table,
+        kinds=KINDS[context.settings.mirrors],
+        table_id=metadata.id if metadata else str(shown.record.delta_table_id),
+        defaults=defaults_of(metadata) if metadata and table.filled else {},
+    )
 
 
 def mirror_state(maker: MirrorMaker, state: TableState) -> TableState:
@@ -179,11 +186,54 @@ def inspect_added(maker: MirrorMaker, change: TableChange, mirrors: Mirrors) -> 
             raise
     else:
         return change, inspection, Mirrors(mirrors.location, {})
+    if planner.table.filled and not planner.defaults:
+        # The commits do not say what Delta fills in.
+        with maker.context.open_delta_state(change.to_version) as state:
+            planner = replace(planner, defaults=defaults_of(state.metadata))
+            maker = replace(maker, planner=planner)
     in_delta = [mirrors.undone(add) for add in added]
     made = maker.make(runner.plan_mirrors(in_delta, planner))
     added = list(made.applied_to_all(in_delta))
     inspection = runner.inspect_data_files(added, planner.table, planner.storage)
     return replace(change, added={add.path: add for add in added}), inspection, made
+
+
+def check_live_files(
+    context: TableContext, shown: Shown, planner: MirrorPlanner, change: TableChange, last_refused: str | None
+) -> tuple[FileTraits, TableChange]:
+    """Check the files of Delta that are live after `change` by another schema, first one that was refused before.
+
+    A file that needs another mirror for it, or none any more, is removed and added again. Returns the traits of all
+    files, and the change with these. Raises as `MirrorPlanner.plan`.
+    """
+    live = context.store.list_live_mirrors(shown.record.id) if has_mirrors(shown.table) else ()
+    shown_mirrors = Mirrors.of(context.location, live)
+    made = {mirror.data_file: _made(mirror) for mirror in live}
+    others: dict[str, AddFile] = {}
+    with context.open_delta_state(change.to_version) as state:
+        if last_refused:
+            is_first = [add.path == last_refused for add in state.read_adds()]
+            planner.plan(list(state.find_adds(pa.array(is_first, pa.bool_()))))
+        parts = list(state.map_adds(planner.plan_part, manifests_needed(state.files)))
+        wanted = {mirror.data_file: mirror.made for part in parts for mirror in part.mirrors}
+        if wanted != made:
+            is_other = [wanted.get(add.path) != made.get(add.path) for add in state.read_adds()]
+            others = {shown_mirrors.applied(add).path: add for add in state.find_adds(pa.array(is_other, pa.bool_()))}
+    # What the change adds is inspected with it.
+    others = {path: add for path, add in others.items() if path not in change.added}
+    traits = reduce(or_, (part.traits for part in parts), FileTraits())
+    return traits, replace(
+        change,
+        added={**change.added, **{add.path: add for add in others.values()}},
+        removed=change.removed | others.keys(),
+        dv_changed={path: add for path, add in change.dv_changed.items() if path not in others},
+        uris_changed={path: uri for path, uri in change.uris_changed.items() if path not in others},
+    )
+
+
+def _made(mirror: MirrorRecord) -> str | None:
+    name = find_mirror_name(mirror.path)
+    return name.made if name else None
 
 
 def surplus_bytes(context: TableContext, shown: Shown, change: TableChange, made: Mirrors) -> int:

@@ -1,0 +1,239 @@
+"""Files that readers misread are shown by mirrors: whatever happens to them in Delta, all readers show Delta's rows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from threading import Event
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from daemon.errors import Unsupported
+from daemon.maintenance.cleanup import clean_up
+from daemon.maintenance.expiry import Expirer
+from daemon.mirror.substitution import find_mirror_name
+from state import FileKind, FileStatus, OrphanReason
+from tests.kit.checks import check, table_id
+from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.handmade_mirrored import Mirrored
+from tests.kit.readers import READERS, assert_readers_agree
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> Mirrored:
+    made = Mirrored(tmp_path / "delta", partitioned=True)
+    made.create()
+    return made
+
+
+def add_files(table: HandmadeTable, count: int = 3) -> list[str]:
+    first = len(table.rows)
+    files = [
+        table.write_file([(10 * number + n, "xy"[number % 2], f"v{n}") for n in range(6)])
+        for number in range(first, first + count)
+    ]
+    table.commit([table.add(path) for path in files])
+    return files
+
+
+@contextmanager
+def following(table: HandmadeTable, name: str = "dvsync", **options: Any) -> Iterator[Bench]:
+    with closing(
+        Bench(table.folder.parent / name, table.location, table_options={"mirrors": "copy", **options})
+    ) as made:
+        yield made
+
+
+def agree(bench: Bench, table: HandmadeTable, where: str) -> None:
+    """All readers but Spark, which the integration tests ask."""
+    iceberg = bench.iceberg()
+    rows = table.live_rows_in(iceberg.schema())
+    assert_readers_agree(iceberg, None, rows, where, without=READERS.keys() & {"Spark"})
+
+
+def mirrors_of(bench: Bench) -> dict[str, str]:
+    """The live mirrors by the paths of their data files."""
+    return {mirror.data_file: mirror.path for mirror in bench.store.list_live_mirrors(table_id(bench))}
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_a_life_with_mirrors(table: Mirrored, version: int) -> None:
+    """New files, deletion vectors that grow and shrink, OPTIMIZE, RESTORE: a mirror stays one file, and comes back."""
+    with following(table, format_version=version) as bench:
+        a, b, c = add_files(table)
+        bench.sync()
+        agree(bench, table, "first sync")
+        at_first = mirrors_of(bench)
+        assert {find_mirror_name(path).kind for path in at_first.values()} == {"footer", "copy"}  # type: ignore[union-attr]
+        table.commit(table.delete({a: [0, 1], b: [2], c: [3]}), operation="DELETE")
+        bench.sync()
+        agree(bench, table, "delete")
+        table.commit([table.remove(a), table.remove(b), table.add(a, deleted=[1]), table.add(b)], operation="RESTORE")
+        bench.sync()
+        agree(bench, table, "rows that come back")
+        assert mirrors_of(bench) == at_first
+
+        rows = [row for path in (a, b, c) for row in table.rows[path] if row[1] == "x"]
+        merged = table.write_file(rows)
+        before = {path: (table.live[path], table.deleted[path]) for path in (a, c)}
+        table.commit(
+            [*(table.remove(path, data_change=False) for path in (a, c)), table.add(merged, data_change=False)]
+        )
+        bench.sync()
+        agree(bench, table, "OPTIMIZE")
+        assert mirrors_of(bench).keys() == {f"{table.location}/{path}" for path in (b, merged)}
+        table.commit([table.remove(merged), *(table.add(path, deleted=before[path][1]) for path in (a, c))])
+        bench.sync()
+        agree(bench, table, "RESTORE")
+        assert mirrors_of(bench) == at_first, "the mirror of before is there again"
+        check(bench, table, list(range(table.version + 1))[1:])
+
+
+def test_the_state_is_rebuilt_from_iceberg_alone(table: Mirrored) -> None:
+    """Without a state database mirrors are found by their names, also when Delta no longer has the version."""
+    with following(table) as bench:
+        a, *_ = add_files(table)
+        bench.sync()
+        table.commit(table.delete({a: [0]}))
+        bench.sync()
+        before = mirrors_of(bench)
+        bench.close()
+        bench.state_file.unlink()
+        bench.open()
+        assert bench.sync().outcome == "rebuilt"
+        assert mirrors_of(bench) == before
+        versions = [1, 2]
+        check(bench, table, versions)
+        table.commit(table.delete({a: [1]}))
+        bench.sync()
+        agree(bench, table, "after the rebuild")
+
+        bench.sync(full=True)
+        assert mirrors_of(bench) == before, "a resync uses them, too"
+        agree(bench, table, "resync")
+
+
+def test_a_crash_between_commit_and_record_of_a_first_sync(table: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mirrors that the landed snapshot shows are live, and not made again."""
+    with following(table) as bench:
+        add_files(table)
+        monkeypatch.setattr(type(bench.store), "record_rebuilt", _die)
+        with pytest.raises(ZeroDivisionError):
+            bench.sync()
+        monkeypatch.undo()
+        bench.reopen()
+        assert bench.sync().outcome == "rebuilt"
+        check(bench, table, [1])
+        assert len(list((table.folder.parent / "dvsync").rglob("*-mirror.parquet"))) == 2
+
+
+def _die(*_: object, **__: object) -> None:
+    raise ZeroDivisionError
+
+
+def test_cleanup_removes_a_mirror_after_its_snapshots(table: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never before, and never a file of Delta's; if the data file comes back later, it gets another mirror."""
+    options = {"maintenance": {"snapshots_max": 1, "orphan_grace": "60s"}}
+    with following(table, **options) as bench:
+        a, *_ = add_files(table)
+        bench.sync()
+        mirror = mirrors_of(bench)[f"{table.location}/{a}"]
+        there = Path(mirror.removeprefix("file://"))
+        table.commit([table.remove(a)])
+        bench.sync()
+        assert clean_up(bench.context, Event()).removed == []
+        orphan = next(file for file in written(bench) if file.path == mirror)
+        assert (orphan.kind, orphan.status, orphan.reason) == (
+            FileKind.MIRROR,
+            FileStatus.ORPHANED,
+            OrphanReason.DATA_FILES_GONE,
+        )
+        Expirer(bench.context).expire()
+        now_ms = bench.clock.now_ms
+        monkeypatch.setattr(type(bench.clock), "now_ms", lambda _: now_ms() + 120_000)
+        removed = {file.path for file in clean_up(bench.context, Event()).removed}
+        assert mirror in removed
+        assert not there.exists()
+        assert not [path for path in removed if path.startswith(table.location)]
+        table.commit([table.add(a, deleted=[2])])
+        bench.sync()
+        agree(bench, table, "after the cleanup")
+        assert mirrors_of(bench)[f"{table.location}/{a}"] != mirror
+
+
+def written(bench: Bench) -> list[Any]:
+    return bench.store.list_written(table_id(bench), tuple(FileStatus))
+
+
+def test_a_scan_finds_mirrors_that_nobody_knows(table: Mirrored) -> None:
+    """After the loss of the state database: those in use stay."""
+    with following(table) as bench:
+        a, *_ = add_files(table)
+        bench.sync()
+        path = Path(mirrors_of(bench)[f"{table.location}/{a}"].removeprefix("file://"))
+        left = path.with_name(f"7{path.name}")
+        shutil.copy(path, left)
+        found = clean_up(bench.context, Event(), scan=True, remove_found=True).found
+        assert [Path(file.path).name for file in found] == [left.name]
+        check(bench, table, [1])
+
+
+def test_without_the_setting_the_file_is_refused_and_the_hint_names_it(table: Mirrored) -> None:
+    """At a first sync and later; with too little room, no mirror is made."""
+    table.write_file([(0, "x", "v")], name="plain")
+    with following(table, mirrors="refuse") as bench:
+        bench.sync()
+        add_files(table, 1)
+        with pytest.raises(Unsupported, match="contains '#'") as raised:
+            bench.sync()
+        assert "mirrors: copy" in raised.value.hint
+    with following(table, mirrors="footer", name="footer") as bench:
+        with pytest.raises(Unsupported, match="contains '#'") as raised:
+            bench.sync()
+        assert "mirrors: copy" in raised.value.hint
+    with following(table, "little", mirror_bytes_max="1MiB") as bench:
+        bench.settings = bench.settings.model_copy(update={"mirror_bytes_max": 5})
+        object.__setattr__(bench.context, "settings", bench.settings)
+        with pytest.raises(Unsupported, match=r"need mirrors of [\d,]+ bytes") as raised:
+            bench.sync()
+        assert "mirror_bytes_max" in raised.value.hint
+        assert not list(bench.folder.rglob("*-mirror.parquet"))
+
+
+def test_a_setting_that_is_taken_back(table: Mirrored) -> None:
+    """Mirrors that are there follow Delta; new ones are refused."""
+    with following(table) as bench:
+        a, b, _ = add_files(table)
+        bench.sync()
+    with following(table, mirrors="refuse") as bench:
+        table.commit([*table.delete({a: [1]}), table.remove(b)])
+        bench.sync()
+        agree(bench, table, "taken back")
+        add_files(table, 1)
+        with pytest.raises(Unsupported):
+            bench.sync()
+
+
+def test_a_schema_that_reaches_files_gives_them_other_mirrors(table: Mirrored) -> None:
+    """A column that only files had gets its values; mirrors without it are replaced, with their deletion vectors."""
+    with following(table) as bench:
+        path = table.write_file([(n, "x", f"v{n}") for n in range(4)])
+        stored = pq.ParquetFile(table.folder / path).read()
+        extra = stored.append_column(pa.field("extra", pa.int64(), metadata={"PARQUET:field_id": "3"}), [[7, 8, 9, 10]])
+        pq.write_table(extra, table.folder / path)
+        table.commit([table.add(path, deleted=[1])])
+        bench.sync()
+        before = mirrors_of(bench)
+        table.commit([{"metaData": table.metadata((*COLUMNS, ("extra", "long")))}], operation="ADD COLUMNS")
+        bench.sync()
+        after = mirrors_of(bench)
+        assert after.keys() == before.keys()
+        assert after != before
+        rows = bench.iceberg().scan().to_arrow().select(["id", "extra"]).to_pylist()
+        assert sorted(json.dumps(row) for row in rows) == [json.dumps({"id": n, "extra": 7 + n}) for n in (0, 2, 3)]
