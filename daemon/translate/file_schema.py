@@ -325,8 +325,9 @@ class _Walk:
         # Where PyIceberg finds fields by the table's names, there may be no others: see `hides_renamed`.
         spelled = sorted(each for each in self._spelled_otherwise if each[: len(path)] == path != each)
         if spelled and not isinstance(parts[-1].field_type, StructType):
-            why = f"has the field {'.'.join(spelled[0])}, which the table spells otherwise"
-            raise _unreadable(named, why, "footer")
+            raise _unreadable(
+                named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise", "footer"
+            )
 
 
 def _in_parquet(kind: pa.DataType) -> pa.DataType:
