@@ -23,6 +23,7 @@ from daemon.iceberg.properties import int_property
 from daemon.iceberg.references import data_files_let_go
 from daemon.iceberg.retention import RETENTION_MS, Retention, ended_tags, find_expired
 from daemon.maintenance.cleanup import release_files
+from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.memory import find_record
@@ -139,7 +140,7 @@ class Expirer:
             for path, added_in in files:
                 last = numbers[snapshot_id]
                 showing[path] |= {other for other, number in numbers.items() if added_in <= number <= last}
-        gone = self._context.storage.find_missing(list(showing))
+        gone = self._context.data_files_of(table).find_missing(list(showing))
         if gone:
             self._check_source_is_there()
         return unreadable | {snapshot_id for path in gone for snapshot_id in showing[path]}
@@ -155,10 +156,9 @@ class Expirer:
         """Raise ObjectStoreAway if the Delta table is missing: when it is not mounted, every file seems deleted."""
         context = self._context
         record = context.find_record()
-        some = list(islice(context.store.read_live_files(record.id), SOURCE_FILES)) if record else []
-        if not context.log.is_there() or (
-            some and len(context.storage.find_missing([file.path for file in some])) == len(some)
-        ):
+        some = islice(context.store.read_live_files(record.id), SOURCE_FILES) if record else ()
+        paths = [file.path for file in some if not find_mirror_name(file.path)]
+        if not context.log.is_there() or (paths and len(context.storage.find_missing(paths)) == len(paths)):
             raise ObjectStoreAway(
                 "the Delta table is not at its location, so dvsync cannot know which files VACUUM removed",
                 path=context.location,

@@ -74,6 +74,11 @@ class Mirrors:
         sizes = {"size": mirror.size_bytes} if isinstance(action, AddFile) else {}
         return with_fields(action, path=mirror.path, uri=uri, **sizes)
 
+    def place_of(self, data_file: str) -> str:
+        """Return the path at which Iceberg shows a file of Delta."""
+        mirror = self.by_data_file.get(data_file)
+        return mirror.path if mirror else data_file
+
     def undone(self, add: AddFile) -> AddFile:
         """Return an add as Delta has it; one that is of no mirror as it is."""
         mirror = self._by_path.get(add.path)

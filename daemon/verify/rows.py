@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
@@ -12,6 +12,7 @@ from pyroaring import BitMap64
 
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
+from daemon.mirror.substitution import Mirrors
 from daemon.spark.bitmaps import decode_bitmap
 from daemon.spark.row_hashes import FILE, ROWS, differing_positions, has_positions, hash_rows, without_positions
 from daemon.store.locations import canonical
@@ -67,12 +68,18 @@ def compare_positions(
 
 
 def compare_rows(
-    delta: DataFrame, iceberg: DataFrame, columns: Sequence[str], sample: Sample, findings: Findings
+    delta: DataFrame,
+    iceberg: DataFrame,
+    columns: Sequence[str],
+    sample: Sample,
+    findings: Findings,
+    *,
+    mirrors: Mirrors,
 ) -> None:
     """Compare the rows in the files of `sample`, as Delta's own reader and Spark's Iceberg reader return all rows."""
     rows = iceberg if has_positions(delta) else without_positions(iceberg)
-    delta_hashes = _by_file(hash_rows(delta, columns), sample, is_encoded=True)
-    iceberg_hashes = _by_file(hash_rows(rows, columns), sample, is_encoded=False)
+    delta_hashes = _by_file(hash_rows(delta, columns), sample, lambda file: mirrors.place_of(canonical(unquote(file))))
+    iceberg_hashes = _by_file(hash_rows(rows, columns), sample, str)
     for path in sorted(delta_hashes.keys() | iceberg_hashes.keys()):
         ours, theirs = iceberg_hashes.get(path, {}), delta_hashes.get(path, {})
         if ours.get(ROWS, 0) != theirs.get(ROWS, 0):
@@ -89,7 +96,7 @@ def compare_rows(
             findings.add(Difference(Level.ROWS, Fault.VALUES, path, detail, column, tuple(positions)))
 
 
-def _by_file(hashes: pa.Table, sample: Sample, *, is_encoded: bool) -> Mapping[str, dict[str, Any]]:
+def _by_file(hashes: pa.Table, sample: Sample, path_of: Callable[[str], str]) -> Mapping[str, dict[str, Any]]:
     rows = (row for batch in hashes.to_batches() for row in batch.to_pylist())
-    named = ((canonical(unquote(row[FILE])) if is_encoded else row[FILE], row) for row in rows)
+    named = ((path_of(row[FILE]), row) for row in rows)
     return {path: row for path, row in named if sample.has(path)}

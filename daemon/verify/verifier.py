@@ -15,12 +15,14 @@ from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, FileLiveTwice, ObjectMissing, TargetChanged, Unsupported
 from daemon.iceberg.manifests import forget_metadata
 from daemon.iceberg.marker import Marker, find_marker, shown_by
+from daemon.mirror.substitution import MirroredState, Mirrors
 from daemon.pipeline.inspection import Inspector
 from daemon.spark.answers import collect
 from daemon.spark.bitmaps import aggregate_positions
 from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
+from daemon.sync.mirrors import find_mirrors_in
 from daemon.translate.definition import shape_for
 from daemon.translate.existing_table import NAME_MAPPING, own_mapping
 from daemon.verify.findings import FILES_AT_ONCE, Fault, Findings, Level, Proof, Sample, Scope
@@ -57,7 +59,7 @@ class Verifier:
             # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
             runner = replace(runner, engine="spark")
         try:
-            with replace(context, runner=runner).open_state(marker.version) as state:
+            with replace(context, runner=runner).open_delta_state(marker.version) as state:
                 if state.metadata.id != marker.delta_table_id:
                     raise Unsupported(
                         f"the snapshot shows an earlier Delta table at this location (id {marker.delta_table_id})",
@@ -83,6 +85,8 @@ class Verifier:
 
     def _compare(self, table: Table, snapshot: Snapshot, state: TableState, scope: Scope, stop: Event) -> Proof | None:
         context, findings, level = self.context, Findings(), scope.level
+        mirrors = Mirrors.of(context.location, find_mirrors_in(table, snapshot, state))
+        state, data_files = MirroredState.over(state, mirrors), context.data_files_of(table)
         storage = FileIOStorage(context.target_properties(table))
         # If a collated column has bounds after all, readers use them.
         schema = replace(shape_for(state.metadata, table, context.settings).table, collated=frozenset())
@@ -96,8 +100,8 @@ class Verifier:
             if mapping is None:
                 detail = f"someone else changed the property {NAME_MAPPING}"
                 findings.add(Difference(Level.METADATA, Fault.SCHEMA, table.metadata_location, detail))
-            inspector = Inspector(context.storage, replace(schema, name_mapping=mapping or schema.name_mapping))
-        metadata = MetadataCheck(table, snapshot, schema, context.storage, storage, inspector, findings, stop)
+            inspector = Inspector(data_files, replace(schema, name_mapping=mapping or schema.name_mapping))
+        metadata = MetadataCheck(table, snapshot, schema, data_files, storage, inspector, findings, stop)
         live = None
         if level is not Level.METADATA:
             with context.step(Level.BITMAPS):
@@ -119,7 +123,7 @@ class Verifier:
                 delta = read_delta(spark, context.log, state.version)
                 iceberg = read_iceberg(spark, table.metadata_location, snapshot.snapshot_id)
                 columns = [name for name in iceberg.columns if name in delta.columns and name not in (FILE, POSITION)]
-                compare_rows(delta, iceberg, columns, scope.sample, findings)
+                compare_rows(delta, iceberg, columns, scope.sample, findings, mirrors=mirrors)
         return Proof(
             level=level,
             version=state.version,

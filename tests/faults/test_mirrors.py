@@ -18,6 +18,8 @@ from daemon.errors import Unsupported
 from daemon.maintenance.cleanup import clean_up
 from daemon.maintenance.expiry import Expirer
 from daemon.mirror.substitution import find_mirror_name
+from daemon.verify.findings import Level, Scope
+from daemon.verify.verifier import Verifier
 from state import FileKind, FileStatus, OrphanReason
 from tests.kit.checks import check, table_id
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
@@ -51,7 +53,9 @@ def following(table: HandmadeTable, name: str = "dvsync", **options: Any) -> Ite
 
 
 def agree(bench: Bench, table: HandmadeTable, where: str) -> None:
-    """All readers but Spark, which the integration tests ask."""
+    """All readers but Spark, which the integration tests ask; and so does a verification."""
+    proof = Verifier(bench.context).verify(Scope(Level.METADATA), Event())
+    assert proof and proof.is_right, proof
     iceberg = bench.iceberg()
     rows = table.live_rows_in(iceberg.schema())
     assert_readers_agree(iceberg, None, rows, where, without=READERS.keys() & {"Spark"})
