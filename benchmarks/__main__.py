@@ -12,6 +12,7 @@ PROGRAMS = (
     "kernel_throughput",
     "kernel_memory",
     "vectors",
+    "mirrors",
     "format_versions",
     "table_size",
     "first_sync",

@@ -15,9 +15,10 @@ from typing import ClassVar, Final
 
 from pyiceberg.io import OutputStream
 
-from daemon.errors import CorruptInput
+from daemon.errors import CorruptInput, SyncError
 from daemon.iceberg.delete_file_writer import DeleteFileWriter
 from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.store import s3_parts
 from daemon.store.durable import is_local, local_path, place_to_write, put_in_place
 from daemon.store.locations import Span, file_missing, store_away
 from daemon.store.object_store import find_access
@@ -29,6 +30,8 @@ from daemon.store.storage import FileIOStorage
 NOT_COPIED: Final = (EXDEV, EOPNOTSUPP, EINVAL, ENOSYS, EBADF, EPERM)
 # What decides where a store is.
 PLACE_KEYS: Final = ("s3.endpoint",)
+# PyIceberg's property of a FileIO.
+BUFFER_SIZE: Final = "buffer-size"
 
 
 class MirrorWriter(DeleteFileWriter):
@@ -49,6 +52,29 @@ class MirrorWriter(DeleteFileWriter):
     def finish(self) -> None:
         with self._storing():
             self._finish()
+
+    def abort(self) -> None:
+        super().abort()
+        if not self._finished:
+            with suppress(SyncError):
+                remove_uploads(self.path, self._io.properties)
+
+
+def remove_uploads(mirror: str, target_properties: Mapping[str, str]) -> None:
+    """Remove what writers of a mirror that failed, or were killed, may have left on S3. Raises ObjectStoreAway."""
+    bucket, key = _s3_place(mirror)
+    try:
+        access = find_access(bucket, target_properties) if bucket else None
+        if access:
+            s3_parts.remove_uploads(access, key)
+    except OSError as error:
+        raise store_away(mirror, error) from error
+
+
+def open_mirror(mirror: str, target_properties: Mapping[str, str]) -> MirrorWriter:
+    # Local files are written in large blocks anyway: PyIceberg's buffer would only copy them.
+    properties = {**target_properties, BUFFER_SIZE: "0"} if is_local(mirror) else dict(target_properties)
+    return MirrorWriter(S3FileIO(properties), mirror, at_once=True)
 
 
 @dataclass(frozen=True)
@@ -160,7 +186,7 @@ def _s3_place(path: str) -> tuple[str, str]:
 
 
 def _stream(copy: MirrorCopy, source: FileIOStorage, target_properties: Mapping[str, str]) -> None:
-    with MirrorWriter(S3FileIO(dict(target_properties)), copy.mirror, at_once=True) as writer:
+    with open_mirror(copy.mirror, target_properties) as writer:
         for start in range(0, copy.size_bytes, BLOCK_BYTES):
             span = Span(start, min(BLOCK_BYTES, copy.size_bytes - start))
             block = source.read(copy.path, span)

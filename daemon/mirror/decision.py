@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import pyarrow.parquet as pq
 
-from daemon.errors import MirrorKind, Unsupported
+from daemon.errors import CorruptInput, MirrorKind, Unsupported
 from daemon.mirror.compact import Struct
 from daemon.mirror.footer import mend_footer
 from daemon.mirror.parquet import as_arrow
@@ -34,10 +34,17 @@ def plan_mirror(
     then `lifted_by` is None; and as `mend_footer`.
     """
     cut = _refusal(lambda: check_path(path))
-    refused = _refusal(lambda: check(as_arrow(footer)))
+    refused: Unsupported | CorruptInput | None
+    try:
+        as_read = as_arrow(footer)
+    except CorruptInput as error:
+        # Arrow opens no file with lists of two levels in one another, which Spark reads.
+        refused = error
+    else:
+        refused = _refusal(lambda: check(as_read))
     if refused is None:
         return MirrorPlan("copy", cut.message) if cut else None
-    if refused.lifted_by == "rewrite":
+    if isinstance(refused, Unsupported) and refused.lifted_by == "rewrite":
         return MirrorPlan("rewrite", refused.message)
     mended = mend_footer(footer, table)
     still = _refusal(lambda: check(as_arrow(mended)))

@@ -20,6 +20,7 @@ from daemon.mirror.parquet import (
     FIELD_ID,
     LOGICAL,
     NAME,
+    PRECISION,
     REPEATED,
     REPETITION,
     REQUIRED,
@@ -68,7 +69,6 @@ BIT_WIDTH, IS_SIGNED = 1, 2
 # What PyIceberg reads in columns that only files have. A file with another annotation anywhere is refused by it.
 READ_ANYWHERE: Final = (STRING, LIST, MAP, DECIMAL, DATE, TIMESTAMP, INTEGER)
 DECIMAL_PRECISION_MAX: Final = 38
-PRECISION: Final = 8  # of SchemaElement
 
 
 def mend_footer(metadata: Struct, table: TableSchema) -> Struct:
@@ -176,7 +176,7 @@ def _mend_layout(node: Node, *, is_list: bool = False) -> Sequence[Node]:
         _put_annotation(repeated, None, None)
         names = ["key_value", "key", "value"]
     elif logical == LIST or converted == C_LIST:
-        if len(repeated.children) != 1 or repeated.name in ("array", f"{node.name}_tuple"):
+        if len(repeated.children) != 1 or repeated.name in ("array", f"{node.file_name}_tuple"):
             _wrap_element(repeated)
         elif repeated.children[0].value(REPETITION) == REPEATED:
             return ()  # Arrow takes the group for the element, and Spark does not.

@@ -27,8 +27,14 @@ REPETITION: Final = 3
 NAME: Final = 4
 CHILDREN: Final = 5
 CONVERTED: Final = 6
+PRECISION: Final = 8
 FIELD_ID: Final = 9
 LOGICAL: Final = 10
+ELEMENT_KINDS: Final = {
+    **dict.fromkeys((TYPE, REPETITION, CHILDREN, CONVERTED, PRECISION, FIELD_ID), I32),
+    NAME: BINARY,
+    LOGICAL: STRUCT,
+}
 # RowGroup
 CHUNKS: Final = 1
 # ColumnChunk
@@ -64,10 +70,14 @@ class Footer:
 
 @dataclass
 class Node:
-    """An element of the schema with its children."""
+    """An element of the schema with its children. `file_name` stays what it was in the file."""
 
     element: Struct
     children: list[Node] = field(default_factory=list)
+    file_name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.file_name = self.name
 
     @property
     def name(self) -> str:
@@ -131,7 +141,7 @@ def as_arrow(metadata: Struct) -> pq.FileMetaData:
     """Return the footer as Arrow reads it. With it, `pq.ParquetFile` shows a file as its mirror would be."""
     try:
         return pq.ParquetFile(pa.BufferReader(MAGIC + encode_footer(metadata))).metadata
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise CorruptInput(f"the Parquet footer is damaged: {error}", hint=HINT) from error
 
 
@@ -146,15 +156,16 @@ def parse_schema(metadata: Struct) -> Node:
 
 def _parse_node(elements: Iterator[Struct], depth: int) -> Node:
     element = next(elements, None)
-    if element is None or not depth or element.get(NAME, (0, None))[0] != BINARY:
+    if element is None or not depth or NAME not in element:
         raise _damaged("its schema is no tree of named elements")
+    # Readers skip a field of another type; a schema that is written again must not be one that they read otherwise.
+    if any(kind != ELEMENT_KINDS.get(field_id, kind) for field_id, (kind, _) in element.items()):
+        raise _damaged("a column has a property of another type")
     try:
         element[NAME][1].decode()
     except UnicodeDecodeError as error:
         raise _damaged("a column's name is not UTF-8") from error
-    kind, count = element.get(CHILDREN, (I32, 0))
-    if kind != I32:
-        raise _damaged("its schema is no tree of named elements")
+    count = element.get(CHILDREN, (I32, 0))[1]
     return Node(dict(element), [_parse_node(elements, depth - 1) for _ in range(count)])
 
 

@@ -6,8 +6,8 @@ Julian calendar, INT96, partition values, and columns that the file lacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -27,7 +27,6 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import AccountMismatch, CorruptInput, Unsupported
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.mirror.calendar import (
     DATETIME_SINCE,
     INT96_SINCE,
@@ -40,10 +39,11 @@ from daemon.mirror.calendar import (
 )
 from daemon.mirror.column_hashes import column_hashes
 from daemon.mirror.compact import Struct
-from daemon.mirror.copying import MirrorWriter
+from daemon.mirror.copying import open_mirror
 from daemon.mirror.footer import mend_footer
 from daemon.mirror.parquet import as_arrow, load_footer
-from daemon.store.durable import is_local
+from daemon.store.durable import is_local, local_path
+from daemon.store.locations import file_missing
 from daemon.store.storage import FileIOStorage
 from daemon.translate.file_schema import FIELD_ID, check_file_schema, is_stored_as, lifts_type
 from daemon.translate.name_mapping import column_finder
@@ -87,23 +87,10 @@ class RewriteTask:
     defaults: Mapping[int, Any]
 
 
-@dataclass(frozen=True)
-class WrittenMirror:
-    path: str
-    size_bytes: int
-    record_count: int
+def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Mapping[str, str]) -> int:
+    """Write the mirror, read it again, compare, and return its size in bytes.
 
-
-def rewrite_files(
-    source: FileIOStorage, target_properties: Mapping[str, str], tasks: Iterable[RewriteTask]
-) -> Iterator[WrittenMirror]:
-    """Rewrite files, one after the other: here, or as a task of Spark, where each file is one task's."""
-    for task in tasks:
-        yield rewrite_file(task, source, target_properties)
-
-
-def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Mapping[str, str]) -> WrittenMirror:
-    """Write the mirror, read it again, and compare. A local one is not forced to the disk yet: see `force_to_disk`.
+    A local one is not forced to the disk yet: see `force_to_disk`.
 
     Raises `Unsupported` for values that no reader can show, `CorruptInput` for a file that cannot be read,
     `AccountMismatch` if the mirror has other rows, `ObjectMissing` and `ObjectStoreAway`. Then there is no mirror, and
@@ -113,7 +100,7 @@ def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Ma
     plan = RewritePlan.of(footer, task)
     hashes: list[Mapping[str, int]] = []
     with (
-        MirrorWriter(S3FileIO(dict(target_properties)), task.mirror, at_once=True) as mirror,
+        open_mirror(task.mirror, target_properties) as mirror,
         _opened(source, task.path, footer) as parquet,
         pq.ParquetWriter(mirror.stream, plan.schema, **plan.options(footer)) as writer,
     ):
@@ -132,7 +119,7 @@ def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Ma
     except BaseException:
         FileIOStorage(target_properties).delete(task.mirror)
         raise
-    return WrittenMirror(task.mirror, size_bytes, footer.num_rows)
+    return int(size_bytes)
 
 
 def check_rewrite(footer: Struct, task: RewriteTask) -> None:
@@ -149,9 +136,8 @@ def _check(target: FileIOStorage, mirror: str, hashes: Sequence[Mapping[str, int
     with _opened(target, mirror, None) as parquet:
         found = [column_hashes(parquet.read_row_group(number)) for number in range(parquet.num_row_groups)]
         if found != list(hashes) or parquet.metadata.num_rows != record_count:
-            other = sorted(
-                {name for old, new in zip(hashes, found, strict=False) for name in old if old[name] != new[name]}
-            )
+            pairs = [(name, old[name], new[name]) for old, new in zip(hashes, found, strict=False) for name in old]
+            other = sorted({name for name, old, new in pairs if old != new})
             raise AccountMismatch(
                 f"the mirror has other rows than the file: {parquet.metadata.num_rows} of {record_count}, and other "
                 f"values in {', '.join(other) or 'no column'}",
@@ -162,11 +148,17 @@ def _check(target: FileIOStorage, mirror: str, hashes: Sequence[Mapping[str, int
 
 @contextmanager
 def _opened(storage: FileIOStorage, path: str, footer: pq.FileMetaData | None) -> Iterator[pq.ParquetFile]:
-    """Open a file by its own footer, or by another one for its pages."""
+    """Open a file by its own footer, or by another one for its pages. Arrow reads a local one itself, faster."""
     try:
-        with storage.open_input(path) as file:
-            buffered = not is_local(path)  # One request for neighbouring columns.
-            yield pq.ParquetFile(file, metadata=footer, coerce_int96_timestamp_unit="us", pre_buffer=buffered)
+        with ExitStack() as stack:
+            file = str(local_path(path)) if is_local(path) else stack.enter_context(storage.open_input(path))
+            # For other stores, the columns of a row group are one request.
+            buffered = not is_local(path)
+            yield stack.enter_context(
+                pq.ParquetFile(file, metadata=footer, coerce_int96_timestamp_unit="us", pre_buffer=buffered)
+            )
+    except FileNotFoundError as error:
+        raise file_missing(path) from error
     except (pa.ArrowException, OSError) as error:
         raise CorruptInput(f"the file cannot be read: {error}", path=path, hint=HINT) from error
 

@@ -185,7 +185,7 @@ def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = 
         _, tail = storage.read_tail(path, footer_bytes)
     try:
         return pq.ParquetFile(pa.BufferReader(tail)).metadata
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         # Arrow raises OSError, too, for a broken footer.
         what, hint = "the file has no Parquet footer that can be read", "Restore the file in the Delta table."
         raise CorruptInput(f"{what}: {error}", path=path, hint=hint) from error

@@ -1,7 +1,7 @@
 """A file on S3 made of parts of another one, which S3 copies, and of bytes: the requests that obstore does not make.
 
-Amazon S3 API Reference, "CreateMultipartUpload", "UploadPartCopy", "UploadPart", "CompleteMultipartUpload"; signatures
-are those of "Authenticating Requests (AWS Signature Version 4)". They take less than botocore, of 15 MB, would.
+Amazon S3 API Reference, "CreateMultipartUpload", "UploadPartCopy" and their neighbours; "Authenticating Requests (AWS
+Signature Version 4)". They take less than botocore, of 15 MB, would.
 """
 
 from __future__ import annotations
@@ -67,6 +67,20 @@ def make_of_parts(access: S3Access, key: str, source: tuple[str, str], size_byte
             with suppress(OSError):
                 requests.send("DELETE", path, upload)
             raise
+
+
+def remove_uploads(access: S3Access, key: str) -> None:
+    """Remove the parts of uploads of the object `key` that are not complete: they cost money, and no listing has them.
+
+    Raises OSError. An upload that is still going on then fails.
+    """
+    bucket = urlsplit(access.base).path.rstrip("/")
+    with _Requests(access) as requests:
+        listed = requests.send("GET", bucket, {"uploads": "", "prefix": key})
+        for upload in re.findall("<Upload>(.*?)</Upload>", listed, re.DOTALL):
+            (found,), (upload_id,) = _found("Key", upload), _found("UploadId", upload)
+            if found == key:
+                requests.send("DELETE", f"{bucket}/{quote(key, safe='/~')}", {"uploadId": upload_id})
 
 
 def _ranges(size_bytes: int) -> Iterator[tuple[int, int]]:

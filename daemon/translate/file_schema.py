@@ -301,7 +301,9 @@ class _Walk:
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
         elif not is_stored_as(kind, wanted):
-            lifted_by = lifts_type(field.type, wanted)
+            # Delta takes partition values from the log, whatever the file has.
+            is_partition = any(column.field_id == each.source_id for each in self._table.spec.fields)
+            lifted_by = "rewrite" if is_partition else lifts_type(field.type, wanted)
             raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}", lifted_by)
         elif kind == INT96:
             self.seen.int96[column.field_id] = path[0]

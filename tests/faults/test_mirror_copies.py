@@ -16,11 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway
+from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from daemon.mirror import copying
 from daemon.mirror.copying import MirrorCopy, copy_bytes
 from daemon.mirror.footer import mend_footer
+from daemon.mirror.making import make_mirrors
 from daemon.mirror.parquet import encode_footer, load_footer
+from daemon.mirror.rewriting import RewriteTask
 from daemon.store import object_store, s3_parts
 from daemon.store.storage import FileIOStorage
 from tests.kit.mirror_files import column, table_of
@@ -168,6 +170,45 @@ def test_another_store_is_streamed_to_and_from(store: ObjectStore, proxy: Counte
         assert file.read() == data + b"end"
     copy_bytes(MirrorCopy(f"{tmp_path}/m/near", LARGE, b"2", "s3://warehouse/m/far"), FileIOStorage({}), told)
     assert read(store, "m/far") == data + b"2"
+
+
+def test_rows_are_written_from_bucket_to_bucket(store: ObjectStore, proxy: Counted) -> None:
+    """A mirror appears when it is whole and closed, and then it is read again."""
+    file, told = io.BytesIO(), properties(store, proxy)
+    rows = pa.table({"n": pa.array(range(3_000_000), pa.int32()), "t": pa.array([None] * 3_000_000, pa.date32())})
+    pq.write_table(rows, file, row_group_size=1_000_000, use_dictionary=False, compression="none")
+    path = put(store, "t/ints.parquet", file.getvalue())
+    table = table_of(column("n", "double"), column("t", "date"))
+    task = RewriteTask(path, "s3://warehouse/m/doubles.parquet", table, {}, {})
+    (written,) = make_mirrors(FileIOStorage(told), told, [task])
+    data = read(store, "m/doubles.parquet")
+    assert written.size_bytes == len(data)
+    assert pq.read_table(io.BytesIO(data)).equals(rows.cast(pa.schema({"n": pa.float64(), "t": pa.date32()})))
+    # The last row group has a day that no reader can show.
+    last = pa.table({"n": rows["n"], "t": pa.array([*[0] * 2_999_999, -800_000], pa.int32()).cast(pa.date32())})
+    last = last.replace_schema_metadata({"org.apache.spark.version": "2.4.0"})
+    pq.write_table(last, file := io.BytesIO(), row_group_size=1_000_000)
+    task = RewriteTask(put(store, "t/old.parquet", file.getvalue()), "s3://warehouse/m/old", table, {}, {})
+    with pytest.raises(Unsupported, match="before the year 1"):
+        list(make_mirrors(FileIOStorage(told), told, [task]))
+    assert "m/old" not in store.keys("warehouse") and not uploads(store)
+
+
+def test_what_a_kill_leaves_behind(store: ObjectStore, proxy: Counted) -> None:
+    """Parts of a mirror, which no listing of files has. Those of its neighbours stay."""
+    client, told = store.client("s3"), properties(store, proxy)
+    for key in ("m/é&<killed", "m/é&<killed too"):
+        client.create_multipart_upload(Bucket="warehouse", Key=key)
+    copying.remove_uploads("s3://warehouse/m/é&<killed", told)
+    copying.remove_uploads("s3://warehouse/m/never", told)
+    copying.remove_uploads("file:///m/local", told)
+    (kept,) = client.list_multipart_uploads(Bucket="warehouse")["Uploads"]
+    assert kept["Key"] == "m/é&<killed too"
+    copying.remove_uploads("s3://warehouse/m/é&<killed too", told)
+    assert not uploads(store)
+    proxy.answers[b"?prefix"] = [SLOW_DOWN] * s3_parts.ATTEMPTS
+    with pytest.raises(ObjectStoreAway):
+        copying.remove_uploads("s3://warehouse/m/never", told)
 
 
 SLOW_DOWN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"

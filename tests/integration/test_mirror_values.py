@@ -15,6 +15,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.errors import Unsupported
+from daemon.mirror.parquet import load_footer, parse_schema
 from daemon.mirror.rewriting import RewriteTask, rewrite_file
 from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
@@ -92,17 +93,19 @@ def test_lists_of_two_levels(spark: SparkSession, tmp_path: Path) -> None:
     with confs(spark, {"spark.sql.parquet.writeLegacyFormat": "true"}):
         spark.sql(
             "SELECT array(1, int(id)) AS l, array(named_struct('x', id, 'y', array(string(id)))) AS s, "
-            "map(string(id), array(id)) AS m, array(id, nullif(id, 3)) n FROM range(100)"
+            "map(string(id), array(id)) AS m, array(id, nullif(id, 3)) n, "
+            "array(array(id), array()) AS a FROM range(100)"
         ).coalesce(1).write.parquet(str(tmp_path / "written"))
     (path,) = (tmp_path / "written").glob("*.parquet")
-    schema = pq.ParquetFile(path).schema
-    assert [schema.column(number).path for number in range(6)] == [
+    leaves = parse_schema(load_footer(FileIOStorage(), str(path)).metadata).leaves()
+    assert [b".".join(leaf).decode() for leaf in leaves] == [
         "l.array",
         "s.array.x",
         "s.array.y.array",
         "m.key_value.key",
         "m.key_value.value.array",
         "n.bag.array",
+        "a.array.array",
     ]
     inner = struct_of(column("x", "long"), column("y", list_of("string")))
     columns = [
@@ -110,9 +113,11 @@ def test_lists_of_two_levels(spark: SparkSession, tmp_path: Path) -> None:
         column("s", list_of(inner)),
         column("m", map_of("string", list_of("long"))),
     ]
-    mirror = mirror_of(path, table_of(*columns, column("n", list_of("long"))), "footer")
+    mirror = mirror_of(
+        path, table_of(*columns, column("n", list_of("long")), column("a", list_of(list_of("long")))), "footer"
+    )
     schema = "l ARRAY<INT>, s ARRAY<STRUCT<x: BIGINT, y: ARRAY<STRING>>>, m MAP<STRING, ARRAY<BIGINT>>, n ARRAY<BIGINT>"
-    agree(spark, path, mirror, schema, columns=4)
+    agree(spark, path, mirror, f"{schema}, a ARRAY<ARRAY<BIGINT>>", columns=5)
 
 
 @pytest.mark.parametrize(

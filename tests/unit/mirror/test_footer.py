@@ -2,25 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 import pickle
+from contextlib import suppress
 from datetime import UTC, date, datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from daemon.errors import CorruptInput, MirrorKind, Unsupported
 from daemon.mirror import parquet
 from daemon.mirror.compact import BINARY, I32, LIST, STRUCT, List, Struct
+from daemon.mirror.decision import plan_mirror
 from daemon.mirror.footer import mend_footer
 from daemon.mirror.parquet import as_arrow, encode_footer, load_footer, parse_footer, parse_schema, with_schema
 from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
 from tests.kit.archive import FOLDER, Archive
 from tests.kit.mirror_files import (
+    check_schema,
     column,
     field,
     ids_of,
@@ -391,7 +398,9 @@ def test_columns_that_are_not_in_the_file_are_refused(path: Any, value: Any, say
         ((parquet.SCHEMA,), None, "its schema is no tree"),
         ((parquet.SCHEMA, parquet.CHILDREN), (I32, 1), "its schema has elements beside the root"),
         ((parquet.SCHEMA, parquet.CHILDREN), (I32, 1 << 30), "its schema is no tree"),
-        ((parquet.SCHEMA, parquet.CHILDREN), (BINARY, b"2"), "its schema is no tree"),
+        ((parquet.SCHEMA, parquet.CHILDREN), (BINARY, b"2"), "a column has a property of another type"),
+        ((parquet.SCHEMA, parquet.CONVERTED), (LIST, List(I32, [1])), "a column has a property of another type"),
+        ((parquet.SCHEMA, parquet.CHILDREN), (I32, -1), "its schema has elements beside the root"),
         ((parquet.SCHEMA, parquet.NAME), (BINARY, b"\xff"), "a column's name is not UTF-8"),
     ],
 )
@@ -458,3 +467,109 @@ def test_errors_keep_what_lifts_them_across_processes() -> None:
     error = Unsupported("no", hint="do", path="p", lifted_by="rewrite")
     again = pickle.loads(pickle.dumps(error))
     assert (again.lifted_by, again.path, again.message) == ("rewrite", "p", "no")
+
+
+LEAVES = {pa.int64(): "long", pa.string(): "string", pa.float64(): "double"}
+Drawn = tuple[pa.DataType, Any]
+
+
+def nested(inner: st.SearchStrategy[Drawn]) -> st.SearchStrategy[Drawn]:
+    """Types as Arrow and as Delta have them. Lists of two levels have no nulls in them."""
+    lists = inner.map(lambda each: (pa.list_(pa.field("element", each[0], nullable=False)), list_of(each[1])))
+    maps = inner.map(lambda each: (pa.map_(pa.string(), each[0]), map_of("string", each[1])))
+    structs = st.lists(inner, min_size=1, max_size=3).map(
+        lambda parts: (
+            pa.struct([(f"f{number}", kind) for number, (kind, _) in enumerate(parts)]),
+            struct_of(*(column(f"f{number}", delta) for number, (_, delta) in enumerate(parts))),
+        )
+    )
+    return lists | maps | structs
+
+
+TYPES = st.recursive(st.sampled_from(list(LEAVES.items())), nested, max_leaves=4)
+
+
+def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[Any]:
+    if pa.types.is_list(kind):
+        found = st.lists(values_of(kind.value_type, nullable=False), max_size=2)
+    elif pa.types.is_map(kind):
+        keys = st.sampled_from(["k", "l"])
+        pairs = st.dictionaries(keys, values_of(kind.item_type), max_size=2).map(lambda each: list(each.items()))
+        found = pairs
+    elif pa.types.is_struct(kind):
+        found = st.fixed_dictionaries({each.name: values_of(each.type) for each in kind})
+    else:
+        found = {pa.int64(): st.integers(0, 9), pa.string(): st.just("x"), pa.float64(): st.just(0.5)}[kind]
+    return st.none() | found if nullable else found
+
+
+def as_older(root: parquet.Node, draw: st.DrawFn, names: dict[str, str]) -> None:
+    """Write the schema as older writers would: lists of two levels, or other names."""
+    for each in root.children:
+        (inner,) = each.children if each.value(parquet.CONVERTED) == 3 else (None,)
+        if inner is not None and draw(st.booleans()):
+            (element,) = inner.children
+            element.put(parquet.REPETITION, I32, parquet.REPEATED)
+            element.put(parquet.NAME, BINARY, draw(st.sampled_from(["array", f"{each.name}_tuple"])).encode())
+            each.children = [element]
+        as_older(each, draw, names)
+        if not each.name.startswith(("f", "c", "array")) and not each.name.endswith("_tuple"):
+            each.put(parquet.NAME, BINARY, names.get(each.name, each.name).encode())
+
+
+OLDER = [
+    {},
+    {"list": "bag", "element": "array_element"},
+    {"key_value": "map", "key": "keys", "value": "values"},
+    {"list": "entries", "element": "item", "key_value": "entries"},
+]
+
+
+@given(st.data())
+def test_any_schema_in_an_older_layout(data: st.DataObject) -> None:
+    """Lists, maps and structs in one another, as older writers have them: all readers show the rows."""
+    kinds = data.draw(st.lists(TYPES, min_size=1, max_size=2), label="types")
+    schema = pa.schema([(f"c{number}", kind) for number, (kind, _) in enumerate(kinds)])
+    rows = [{each.name: data.draw(values_of(each.type)) for each in schema} for _ in range(3)]
+    with TemporaryDirectory() as folder:
+        path = written(Path(folder) / "f.parquet", pa.Table.from_pylist(rows, schema=schema), store_schema=False)
+        footer = load_footer(FileIOStorage(), str(path))
+        root = parse_schema(footer.metadata)
+        names = data.draw(st.sampled_from(OLDER), label="names")
+
+        @st.composite
+        def older(draw: st.DrawFn) -> None:
+            as_older(root, draw, names)
+
+        data.draw(older())
+        path.write_bytes(path.read_bytes()[: footer.start] + encode_footer(with_schema(footer.metadata, root)))
+        table = table_of(*(column(f"c{number}", delta) for number, (_, delta) in enumerate(kinds)))
+        plan = planned(path, table)
+        mirror = mirrored(path, plan.footer) if plan and plan.footer else path
+        assert planned(mirror, table) is None
+        assert pq.ParquetFile(mirror).read().to_pylist() == rows
+        for reader, found in rows_by_readers(mirror).items():
+            assert found == rows, reader
+
+
+FOOTER = b""
+
+
+@given(st.data())
+def test_damaged_footers_are_refused_or_mended(data: st.DataObject) -> None:
+    """Whatever bytes are changed: nothing but the kinds of errors, within bounded time and memory."""
+    global FOOTER  # noqa: PLW0603
+    if not FOOTER:
+        schema = pa.schema([field("l", pa.list_(pa.int64())), field("m", pa.map_(pa.string(), pa.timestamp("us")))])
+        file = io.BytesIO()
+        pq.write_table(schema.empty_table(), file)
+        FOOTER = file.getvalue()
+    changed = bytearray(FOOTER)
+    # The schema is at the beginning of the footer; what the Arrow schema has in text does not matter.
+    start = len(FOOTER) - 8 - int.from_bytes(FOOTER[-8:-4], "little")
+    for place in data.draw(st.lists(st.integers(start, start + 200), min_size=1, max_size=4)):
+        changed[place] = data.draw(st.integers(0, 255))
+    table = table_of(column("L", list_of("long")), column("m", map_of("string", "timestamp")))
+    with suppress(CorruptInput, Unsupported):
+        footer = parse_footer(bytes(changed), len(changed))
+        plan_mirror("f", footer.metadata, table, lambda found: check_schema(found, table))

@@ -16,11 +16,12 @@ import pytest
 
 from daemon.delta.actions import Metadata
 from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, Unsupported
-from daemon.mirror import rewriting
+from daemon.mirror import copying, rewriting
 from daemon.mirror.column_hashes import column_hashes
 from daemon.mirror.defaults import defaults_of, parse_default
+from daemon.mirror.making import make_mirrors
 from daemon.mirror.parquet import load_footer
-from daemon.mirror.rewriting import RewriteTask, check_rewrite, rewrite_file, rewrite_files
+from daemon.mirror.rewriting import RewriteTask, check_rewrite, rewrite_file
 from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
 from tests.kit.mirror_files import column, field, ids_of, list_of, map_of, planned, rows_by_readers, struct_of, table_of
@@ -33,9 +34,9 @@ def rewritten(path: Path, table: TableSchema, partition: Any = None, defaults: A
     mirror = path.with_name(f"mirror-of-{path.name}")
     task = RewriteTask(str(path), str(mirror), table, partition or {}, defaults or {})
     check_rewrite(load_footer(FileIOStorage(), str(path)).metadata, task)
-    (written,) = rewrite_files(FileIOStorage(), {}, [task])
-    assert written.path == str(mirror) and written.size_bytes == mirror.stat().st_size
-    assert written.record_count == pq.read_metadata(path).num_rows
+    (written,) = make_mirrors(FileIOStorage(), {}, [task])
+    assert (written.path, written.size_bytes) == (str(mirror), mirror.stat().st_size)
+    assert pq.read_metadata(mirror).num_rows == pq.read_metadata(path).num_rows
     assert planned(mirror, table) is None
     return mirror
 
@@ -321,16 +322,16 @@ def test_what_cannot_be_written_is_refused_before(tmp_path: Path) -> None:
 def test_a_mirror_with_other_values_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Here the disk changes a byte."""
     pq.write_table(pa.table({"a": pa.array([7], pa.int32()), "b": ["x"]}), tmp_path / "f.parquet")
-    real = rewriting.MirrorWriter.finish
+    real = copying.MirrorWriter.finish
 
-    def finish(self: rewriting.MirrorWriter) -> None:
+    def finish(self: copying.MirrorWriter) -> None:
         real(self)
         path = Path(self.path)
         found = io.BytesIO()
         pq.write_table(pq.read_table(path).set_column(1, "b", pa.array(["y"])), found)
         path.write_bytes(found.getvalue())
 
-    monkeypatch.setattr(rewriting.MirrorWriter, "finish", finish)
+    monkeypatch.setattr(copying.MirrorWriter, "finish", finish)
     with pytest.raises(AccountMismatch, match="the mirror has other rows than the file: 1 of 1, and other values in b"):
         rewritten(tmp_path / "f.parquet", table_of(column("a", "double"), column("b", "string")))
     assert [each.name for each in tmp_path.iterdir()] == ["f.parquet"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from datetime import date, datetime
 from decimal import Decimal
@@ -58,7 +59,15 @@ def test_many_files_are_looked_at(tmp_path: Path) -> None:
     assert lake.inspector.inspect([]) == Inspection({}, FileTraits())
 
 
-@pytest.mark.parametrize("data", [b"", b"PAR1", b"x" * 100, b"PAR1" + b"\x99" * 100 + b"\x32\0\0\0PAR1"])
+def with_a_name_of_bytes() -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table({"zzzz": [1]}), file, store_schema=False)
+    return file.getvalue().replace(b"zzzz", b"\x80\x80\x80\x80")
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"PAR1", b"x" * 100, b"PAR1" + b"\x99" * 100 + b"\x32\0\0\0PAR1", with_a_name_of_bytes()]
+)
 def test_files_without_a_footer_are_corrupt(tmp_path: Path, data: bytes) -> None:
     """Whatever way the bytes are no Parquet, the table is parked with the file's name, not tried again for ever."""
     path = tmp_path / "f.parquet"
