@@ -172,6 +172,10 @@ class DefaultsSettings(_Frozen):
     def may_overflow(self) -> bool:
         return self.int96_overflow == "follow"
 
+    @property
+    def has_mirrors(self) -> bool:
+        return self.mirrors != "refuse"
+
     def is_tagged(self, version: int) -> bool:
         return self.tag_every is not None and version % self.tag_every == 0
 

@@ -14,14 +14,14 @@ import pyarrow.parquet as pq
 from daemon.config.settings import MirrorSetting
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, MirrorKind, Unsupported, errors_at
-from daemon.mirror.copying import MirrorCopy, copy_bytes
+from daemon.mirror.copying import MirrorCopy
 from daemon.mirror.decision import plan_mirror
 from daemon.mirror.defaults import parse_default
 from daemon.mirror.footer import mend_footer
+from daemon.mirror.making import make_mirrors
 from daemon.mirror.parquet import Footer, as_arrow, encode_footer, load_footer
-from daemon.mirror.rewriting import RewritePlan, RewriteTask, check_rewrite, leaf_paths, rewrite_file
+from daemon.mirror.rewriting import RewritePlan, RewriteTask, check_rewrite, leaf_paths
 from daemon.pipeline.inspection import Inspector
-from daemon.store.durable import force_to_disk
 from daemon.store.storage import FileIOStorage, map_files
 from daemon.translate.file_schema import FileTraits, check_file_schema
 from daemon.translate.partition_values import partition_of
@@ -154,25 +154,19 @@ class MirrorPlanner:
     def make(self, tasks: Sequence[MirrorTask], target_properties: Mapping[str, str]) -> dict[str, int]:
         """Make mirrors. They are whole and on the disk when this returns, with the size of each by its path.
 
-        Raises as `rewrite_file` does, and `CorruptInput` if a data file has changed since it was planned.
+        Raises as `make_mirrors` does, and `CorruptInput` if a data file has changed since it was planned.
         """
-        make_one = partial(self._make_file, target_properties)
-        # Of those that are rewritten, a whole row group is in memory.
-        rewritten = [task for task in tasks if task.wanted.kind == "rewrite"]
-        others = [task for task in tasks if task.wanted.kind != "rewrite"]
-        sizes_bytes = dict(map_files(make_one, others, attrgetter("path"))) | dict(map(make_one, rewritten))
-        force_to_disk(sizes_bytes.keys())
-        return sizes_bytes
+        makings = map_files(self._making_of, tasks, lambda task: task.wanted.data_file)
+        made = make_mirrors(self.storage, target_properties, makings)
+        return {mirror.path: mirror.size_bytes for mirror in made}
 
-    def _make_file(self, target_properties: Mapping[str, str], task: MirrorTask) -> tuple[str, int]:
+    def _making_of(self, task: MirrorTask) -> MirrorCopy | RewriteTask:
         wanted = task.wanted
+        if wanted.kind == "rewrite":
+            return self._rewrite_task(wanted, task.path)
         with errors_at(path=wanted.data_file):
-            if wanted.kind == "rewrite":
-                rewrite = self._rewrite_task(wanted, task.path)
-                return task.path, rewrite_file(rewrite, self.storage, target_properties).size_bytes
             tail = self._tail_of(wanted) if wanted.tail is None else wanted.tail
-            copy = MirrorCopy(wanted.data_file, wanted.kept_bytes, tail, task.path)
-            return task.path, copy_bytes(copy, self.storage, target_properties)
+        return MirrorCopy(wanted.data_file, wanted.kept_bytes, tail, task.path)
 
     def _tail_of(self, wanted: WantedMirror) -> bytes:
         if wanted.kind == "copy":

@@ -36,6 +36,10 @@ from daemon.translate.delta_types import (
 )
 from daemon.translate.name_mapping import HIDDEN_ID_START, Path, folded
 
+# With column mapping, Delta gives ids to elements, keys and values only for IcebergCompat. Others begin here, far above
+# any that Delta will give to a column.
+CONTENT_ID_START = 1_000_000_000
+
 
 def column_id(value: Any) -> int:
     """Parse an id of column mapping. Raises ValueError or TypeError for values that Delta cannot have assigned."""
@@ -60,13 +64,21 @@ class Translation:
     """Walks over a Spark schema once, and keeps the next free field id."""
 
     def __init__(
-        self, partition_columns: Container[str], *, mapped: bool, used: set[int], hidden_ids: Iterable[tuple[int, Path]]
+        self,
+        partition_columns: Container[str],
+        *,
+        mapped: bool,
+        used: set[int],
+        hidden_ids: Iterable[tuple[int, Path]],
+        numbers_contents: bool = False,
     ) -> None:
         self.replaced: list[str] = []
         self.collated: set[int] = set()
         self._partition_columns = partition_columns
         self._mapped = mapped
         self._next_id = max(used, default=0) + 1
+        self._numbers_contents = numbers_contents
+        self._next_content_id = max(CONTENT_ID_START, self._next_id)
         # Files may differ in the id of a column, or in the column of an id. Then some are refused.
         self._in_files = {number: folded(path) for number, path in sorted(hidden_ids)}
         self._by_path = {
@@ -177,14 +189,18 @@ class Translation:
             field_id = old.field_id if old else self._new_id(path)
         elif (given := ids.get(place)) is not None:
             field_id = self._mapped_id(given)
+        elif old is not None and old.field_id >= CONTENT_ID_START:
+            field_id = old.field_id
+        elif self._numbers_contents:
+            self._next_content_id += 1
+            field_id = self._next_content_id - 1
         else:
             raise Unsupported(
                 f"column {'.'.join(path[:-1])} is an array or map, and column mapping gives no id to its contents",
                 hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
                 "(ICEBERG_COMPAT_VERSION = 2))), which turns the table's deletion vectors off and "
                 "UniForm on. Tables without column mapping may have arrays and maps.",
-                lifted_by="footer",
-            )
+            ).lift_by("footer")
         return field_id, self._type(delta_type, old.field_type if old else None, path, ids, place)
 
 

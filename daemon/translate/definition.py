@@ -118,7 +118,8 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     retention_ms = str(round(retention_s(metadata) * 1000))
     row_ids = row_id_column(metadata)
     if table is None:
-        return _shape(translate_schema(metadata), settings, {}, retention_ms, row_ids)
+        schema = translate_schema(metadata, numbers_contents=settings.has_mirrors)
+        return _shape(schema, settings, {}, retention_ms, row_ids)
     mapping, marker = own_mapping(table), shown_by(table)
     # If the Delta table was recreated, its column ids began at 1 again, for other columns.
     is_recreated = marker is not None and marker.delta_table_id != metadata.id
@@ -129,6 +130,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
         hidden_ids=hidden_ids(table),
+        numbers_contents=settings.has_mirrors,
     )
     shape = _shape(schema, settings, table.properties, retention_ms, row_ids)
     # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.

@@ -91,12 +91,14 @@ def translate_schema(
     schemas: Mapping[int, Schema] = MappingProxyType({}),
     specs: Mapping[int, PartitionSpec] = MappingProxyType({}),
     hidden_ids: frozenset[tuple[int, Path]] = frozenset(),
+    numbers_contents: bool = False,
 ) -> TableSchema:
     """Translate the schema of a Delta `metadata`.
 
     `previous` and `mapping` are the Iceberg table's current schema and name mapping; `schemas` and `specs` are all that
     it has of former times. Existing columns keep their ids. A new column gets the id that files give to it already, or
-    one that no file gives to another column. Raises `Unsupported` naming the column and its type, or `CorruptInput`
+    one that no file gives to another column. With `numbers_contents`, elements, keys and values to which column mapping
+    gives none get ids, which no file has. Raises `Unsupported` naming the column and its type, or `CorruptInput`
     when this is not a Delta schema.
     """
     struct = parse_struct(metadata.schema_string)
@@ -107,7 +109,13 @@ def translate_schema(
         check_names(struct)
         if mapped:
             used.add(column_id(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
-        translation = Translation(metadata.partition_columns, mapped=mapped, used=used, hidden_ids=hidden_ids)
+        translation = Translation(
+            metadata.partition_columns,
+            mapped=mapped,
+            used=used,
+            hidden_ids=hidden_ids,
+            numbers_contents=numbers_contents,
+        )
         fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
         new_mapping = mapped_inside(struct | {"type": "struct"}, StructType(*fields))
     except FAULTS as error:
