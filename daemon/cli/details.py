@@ -102,6 +102,7 @@ def _short(time: str | None) -> str:
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"
+UNKNOWN_REASON = "why is not known: the state database was rebuilt"
 STORAGE = {
     "u": "in files named by a UUID",
     "p": "in files named by a path",
@@ -135,6 +136,11 @@ def deletion_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
         age = span(max(0, now_ms - serving.since_ms) / 1000)
         serves = f"serves {counted(serving.data_files, 'data file')}"
         yield f"    {counted(serving.positions, 'position')}, {decimal(serving.size_bytes)}, {serves}, live for {age}"
+    if found.mirrors:
+        yield "\nMirrors in the place of data files that some reader would misread"
+        for mirrors in found.mirrors:
+            yield f"  {mirrors.kind}: {counted(mirrors.data_files, 'data file')}, {decimal(mirrors.mirror_bytes)}"
+            yield f"    {mirrors.why or UNKNOWN_REASON}"
     yield f"\nOrphans that wait for cleanup: {sum(each.files for each in found.orphans):,}"
     for orphan in found.orphans:
         age = span(max(0, now_ms - orphan.oldest_since_ms) / 1000)
@@ -145,6 +151,9 @@ def deletion_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
 
 def file_lines(found: FileDetail) -> Iterator[str]:
     yield from _file_lines(found.file)
+    if found.mirror:
+        yield f"  mirror ({found.mirror.kind}) of {found.mirror.data_file}"
+        yield f"    {found.mirror.why or UNKNOWN_REASON}"
     yield f"  size: {decimal(found.size_bytes)}"
     if found.partition:
         yield f"  partition: {_partition(found.partition)}"

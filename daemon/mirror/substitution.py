@@ -6,7 +6,7 @@ A mirror's name is made of what tells it from all others, so that a rebuild reco
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, partial
 from hashlib import blake2b
@@ -96,9 +96,20 @@ class Mirrors:
     def applied_to_all(self, actions: Iterable[Action]) -> Iterator[Action]:
         return map(self.applied, actions)
 
-    def applied_to_commit(self, commit: Commit) -> Commit:
-        adds, removes = map(tuple, map(self.applied_to_all, (commit.adds, commit.removes)))
-        return with_fields(commit, adds=adds, removes=removes)
+    def applied_to_commits(self, commits: Sequence[Commit], table_id: str | None) -> list[Commit]:
+        """Return commits of the Delta table of which the mirrors are.
+
+        If they bring another `table_id`, what they add are other files, even if these have the same names.
+        """
+        is_same = all(commit.metadata is None or commit.metadata.id == table_id for commit in commits)
+        return [
+            with_fields(
+                commit,
+                adds=tuple(self.applied_to_all(commit.adds)) if is_same else commit.adds,
+                removes=tuple(self.applied_to_all(commit.removes)),
+            )
+            for commit in commits
+        ]
 
 
 @dataclass(frozen=True)

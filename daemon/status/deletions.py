@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
+from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -22,6 +23,7 @@ from daemon.translate.schema import TableSchema
 from state import (
     DeletionVectorDescriptor,
     LiveFile,
+    MirrorRecord,
     PartitionCount,
     ServingFile,
     TableRecord,
@@ -63,7 +65,28 @@ class TableDeletions(msgspec.Struct, frozen=True):
     live_delete_files: int
     delete_files: tuple[ServingFile, ...]
     orphans: tuple[WrittenCount, ...]
+    mirrors: list[MirrorCount]
     snapshots: list[ShownSnapshot]
+
+
+class MirrorCount(msgspec.Struct, frozen=True):
+    """Data files of which Iceberg shows mirrors of one kind, for one reason; `mirror_bytes` are those of the mirrors.
+
+    `why` is null if the state database was rebuilt since they were made.
+    """
+
+    kind: str
+    why: str | None
+    data_files: int
+    mirror_bytes: int
+
+
+class MirrorDetail(msgspec.Struct, frozen=True):
+    """What a mirror is of, and why it is there; see `MirrorCount`."""
+
+    data_file: str
+    kind: str
+    why: str | None
 
 
 class ServingPart(msgspec.Struct, frozen=True):
@@ -79,6 +102,7 @@ class FileDetail(msgspec.Struct, frozen=True):
     """A live data file. `vector_path` is null if its vector is inline. `ranges` of deleted positions have both ends."""
 
     file: FileDeletions
+    mirror: MirrorDetail | None
     partition: dict[str, str | None]
     size_bytes: int
     vector: DeletionVectorDescriptor | None
@@ -109,6 +133,7 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
+        mirrors=_count_mirrors(context.store.list_live_mirrors(record.id)),
         snapshots=list_snapshots(table)[:rows_max],
     )
 
@@ -117,7 +142,9 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
     """Describe one live data file, by its URI or its path below the Delta table. Raises ObjectMissing without one."""
     record = _synced(context)
     spellings = {path, f"{context.location}/{path}", normalize_location(path)}
-    file = next(iter(context.store.find_live_files(record.id, spellings).values()), None)
+    mirrors = [each for each in context.store.list_live_mirrors(record.id) if {each.path, each.data_file} & spellings]
+    shown = spellings.union(each.path for each in mirrors)
+    file = next(iter(context.store.find_live_files(record.id, shown).values()), None)
     if file is None:
         raise ObjectMissing(
             f"version {record.synced_version} of {record.name} has no such data file",
@@ -129,6 +156,7 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
     place = find_place(context.location, vector) if vector and positions is not None else None
     return FileDetail(
         file=_file_deletions(file, positions),
+        mirror=next((MirrorDetail(each.data_file, each.kind, each.why) for each in mirrors), None),
         partition=_named(shape_of(table, context.settings).table, file),
         size_bytes=file.size_bytes,
         vector=vector,
@@ -145,6 +173,15 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
         ranges=ranges[:ranges_max],
         has_more_ranges=len(ranges) > ranges_max,
     )
+
+
+def _count_mirrors(mirrors: Iterable[MirrorRecord]) -> list[MirrorCount]:
+    """Count mirrors by kind and reason, the most frequent first."""
+    sizes_bytes: dict[tuple[str, str | None], list[int]] = defaultdict(list)
+    for mirror in mirrors:
+        sizes_bytes[mirror.kind, mirror.why].append(mirror.size_bytes or 0)
+    counted = [MirrorCount(kind, why, len(each), sum(each)) for (kind, why), each in sizes_bytes.items()]
+    return sorted(counted, key=lambda each: -each.data_files)
 
 
 def _synced(context: TableContext) -> TableRecord:

@@ -58,7 +58,7 @@ def advance(
     before = before or remembered_account(context, record)
     with _placed_errors(context, commits, from_log=state_totals is None), tracing.step("snapshot") as span:
         mirrors = find_shown_mirrors(context, shown, touched_paths(commits))
-        commits = [mirrors.applied_to_commit(commit) for commit in commits]
+        commits = mirrors.applied_to_commits(commits, record.delta_table_id)
         live = context.store.find_live_files(record.id, touched_paths(commits))
         change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})
         _check_in_step(context, shown, commits, live)

@@ -133,9 +133,11 @@ class TableContext:
     def open_state(self, version: int | None = None) -> Iterator[TableState]:
         """Open that state with the mirrors that Iceberg shows, as the state store knows them."""
         record = self.find_record()
-        mirrors = Mirrors.of(self.location, self.store.list_live_mirrors(record.id) if record else ())
+        mirrors = self.store.list_live_mirrors(record.id) if record else ()
         with self.open_delta_state(version) as state:
-            yield MirroredState.over(state, mirrors)
+            # Another table at this place may have files of the same names.
+            is_same = record is not None and record.delta_table_id == state.metadata.id
+            yield MirroredState.over(state, Mirrors.of(self.location, mirrors if is_same else ()))
 
     def data_files_of(self, table: Table) -> FileIOStorage:
         """Return a storage that reads the table's data files, be they Delta's or mirrors."""

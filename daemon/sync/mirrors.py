@@ -108,6 +108,8 @@ class MirrorMaker:
             if self._is_usable(mirror, by_data_file[mirror.data_file])
         ]
         storage = FileIOStorage(self.transaction.target_properties)
+        # Of several with the same bytes, one that is live comes last.
+        found.sort(key=lambda mirror: mirror.status is FileStatus.LIVE)
         there = map_files(lambda mirror: _is_whole(storage, mirror), found, lambda mirror: mirror.path)
         return {mirror.data_file: mirror for mirror, is_there in zip(found, there, strict=True) if is_there}
 

@@ -13,6 +13,7 @@ from state.records import (
     FileStatus,
     Intent,
     LiveFile,
+    MirrorRecord,
     OrphanReason,
     SyncRun,
     TableError,
@@ -537,3 +538,76 @@ def test_synced_twice_changes_nothing(store: StateStore, table_id: int) -> None:
     store.record_synced(1, second, at_ms=3)
     assert observe(store, table_id, ["a", "b", "c", "e", "d1", "d2", "d3"]) == once
     assert once["serving"]["d1"] == {"a"}
+
+
+# --- mirrors ---
+
+
+def mirror(path: str, data_file: str, size_bytes: int | None = None) -> MirrorRecord:
+    return MirrorRecord(path, data_file, 100, "footer", size_bytes, "why")
+
+
+def mirrors_of(store: StateStore, table_id: int, *data_files: str) -> dict[str, tuple[FileStatus, OrphanReason | None]]:
+    return {each.path: (each.status, each.reason) for each in store.find_mirrors(table_id, data_files)}
+
+
+def test_a_mirror_lives_with_its_data_file(store: StateStore, table_id: int) -> None:
+    """Pending before it exists, live with its snapshot, an orphan when it leaves, and live again."""
+    open_intent(store, table_id, 1)
+    store.record_mirrors(1, [mirror("m", "d"), mirror("n", "e")])
+    assert mirrors_of(store, table_id, "d") == {"m": (FileStatus.PENDING, None)}
+    store.record_sizes(table_id, {"m": 130, "n": 90})
+    store.record_synced(1, outcome(table_id, 1, added_files=(live_file("m"), live_file("n"))), at_ms=2)
+    assert {each.path: each.size_bytes for each in store.list_live_mirrors(table_id)} == {"m": 130, "n": 90}
+    assert store.sum_mirror_surplus(table_id, without=()) == 20
+    assert store.sum_mirror_surplus(table_id, without=["m"]) == -10
+    gone = outcome(table_id, 2, removed_files=("m",), removed_mirrors=("m",))
+    for _ in range(2):
+        store.record_synced(None, gone, at_ms=3)
+    shown_by_older = (FileStatus.ORPHANED, OrphanReason.DATA_FILES_GONE)
+    assert mirrors_of(store, table_id, "d", "e") == {"m": shown_by_older, "n": (FileStatus.LIVE, None)}
+
+    open_intent(store, table_id, 2)
+    again = store.find_mirrors(table_id, ["d"])
+    store.record_mirrors(2, again)
+    store.record_abandoned(2, OrphanReason.COMMIT_FAILED, at_ms=4)
+    assert mirrors_of(store, table_id, "d") == {"m": shown_by_older}, "older snapshots still show it"
+    open_intent(store, table_id, 3)
+    store.record_mirrors(3, again)
+    store.record_synced(3, outcome(table_id, 3, added_files=(live_file("m"),)), at_ms=5)
+    assert mirrors_of(store, table_id, "d") == {"m": (FileStatus.LIVE, None)}
+
+
+def test_a_mirror_of_a_failed_commit_is_an_orphan(store: StateStore, table_id: int) -> None:
+    """Like any other file; a live one stays live."""
+    open_intent(store, table_id, 1)
+    store.record_mirrors(1, [mirror("m", "d")])
+    store.record_synced(1, outcome(table_id, 1, added_files=(live_file("m"),)), at_ms=2)
+    open_intent(store, table_id, 2)
+    store.record_mirrors(2, [mirror("m", "d", 130), mirror("n", "e")])
+    store.record_abandoned(2, OrphanReason.COMMIT_FAILED, at_ms=3)
+    assert mirrors_of(store, table_id, "d", "e") == {
+        "m": (FileStatus.LIVE, None),
+        "n": (FileStatus.ORPHANED, OrphanReason.COMMIT_FAILED),
+    }
+
+
+def test_rebuilt_mirrors_are_those_that_are_shown(store: StateStore, table_id: int) -> None:
+    """Found ones and known ones are live if they are live data files; all others are orphans."""
+    open_intent(store, table_id, 1)
+    store.record_mirrors(1, [mirror("m", "d"), mirror("n", "e")])
+    store.record_synced(1, outcome(table_id, 1, added_files=(live_file("m"), live_file("n"))), at_ms=2)
+    shown = [live_file("m"), live_file("o"), live_file("plain")]
+    store.record_rebuilt(outcome(table_id, 2), shown, [], at_ms=3, mirrors=[mirror("o", "f", 120)])
+    assert mirrors_of(store, table_id, "d", "e", "f") == {
+        "m": (FileStatus.LIVE, None),
+        "n": (FileStatus.ORPHANED, OrphanReason.DATA_FILES_GONE),
+        "o": (FileStatus.LIVE, None),
+    }
+    store.record_unreferenced(table_id, ["m", "n"], OrphanReason.SNAPSHOT_EXPIRED, at_ms=4)
+    assert mirrors_of(store, table_id, "d", "e") == {
+        "m": (FileStatus.LIVE, None),
+        "n": (FileStatus.ORPHANED, OrphanReason.SNAPSHOT_EXPIRED),
+    }
+    store.record_deleted(table_id, ["m", "n"], at_ms=5)
+    assert mirrors_of(store, table_id, "e") == {"n": (FileStatus.DELETED, OrphanReason.SNAPSHOT_EXPIRED)}

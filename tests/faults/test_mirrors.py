@@ -21,10 +21,11 @@ from daemon.mirror.substitution import find_mirror_name
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from state import FileKind, FileStatus, OrphanReason
-from tests.kit.checks import check, table_id
-from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.checks import check, rows_of, table_id
+from tests.kit.handmade import COLUMNS, RANDOM, Bench, HandmadeTable
 from tests.kit.handmade_mirrored import Mirrored
 from tests.kit.readers import READERS, assert_readers_agree
+from tests.kit.servers import ObjectStore
 
 
 @pytest.fixture
@@ -241,3 +242,55 @@ def test_a_schema_that_reaches_files_gives_them_other_mirrors(table: Mirrored) -
         assert after != before
         rows = bench.iceberg().scan().to_arrow().select(["id", "extra"]).to_pylist()
         assert sorted(json.dumps(row) for row in rows) == [json.dumps({"id": n, "extra": 7 + n}) for n in (0, 2, 3)]
+
+
+def test_mirrors_on_s3(table: Mirrored, store: ObjectStore) -> None:
+    """The store copies the pages of a large file itself; the mirror is read with the Iceberg table's properties."""
+    client, prefix = store.client("s3"), table.table_id
+    options = {"properties": store.properties, "catalog": {"warehouse": f"s3://warehouse/{prefix}"}}
+
+    def send() -> None:
+        for path in table.take_new_files():
+            client.upload_file(str(path), "lake", f"{prefix}/{path.relative_to(table.folder)}")
+
+    values = [RANDOM.randbytes(1_500_000).hex() for _ in range(3)]
+    large = table.write_file([(number, "x", value) for number, value in enumerate(values)])
+    assert (table.folder / large).stat().st_size > 5 << 20
+    small = table.write_file([(10, "x", "v")])
+    table.commit([table.add(large, deleted=[1]), table.add(small)])
+    send()
+    folder = table.folder.parent / "dvsync"
+    with closing(Bench(folder, f"s3://lake/{prefix}", table_options={"mirrors": "copy"}, **options)) as bench:
+        store.requests.clear()
+        bench.sync()
+        mirrors = mirrors_of(bench)
+        of_large = mirrors[f"s3://lake/{prefix}/{large}"]
+        puts = [each for each in store.requests if each.startswith("PUT") and of_large.rpartition("/")[2] in each]
+        assert len(puts) == 2, "a part that is copied, and the footer"
+        proof = Verifier(bench.context).verify(Scope(Level.METADATA), Event())
+        assert proof and proof.is_right, proof
+        assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+        table.commit([*table.delete({large: [0]}), table.remove(small)])
+        send()
+        bench.sync()
+        assert mirrors_of(bench) == {f"s3://lake/{prefix}/{large}": of_large}
+        assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+
+
+def test_a_table_made_anew_with_the_same_file_names(tmp_path: Path) -> None:
+    """Nothing of the old table's mirrors is shown for the new one's files of the same names and sizes."""
+    old, new = (Mirrored(tmp_path / name, partitioned=True) for name in ("delta", "new"))
+    for table, first in ((old, 1), (new, 41)):
+        table.create()
+        path = table.write_file([(first + row, "x", "v") for row in range(4)], name="data")
+        table.commit([table.add(path)])
+    with following(old) as bench:
+        bench.sync()
+        before = mirrors_of(bench)
+        shutil.rmtree(old.folder)
+        new.folder = new.folder.rename(old.folder)
+        bench.sync()
+        agree(bench, new, "made anew")
+        after = mirrors_of(bench)
+        assert after.keys() == before.keys()
+        assert after != before

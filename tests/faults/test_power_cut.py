@@ -25,18 +25,21 @@ from tests.kit.power import Disk
 KINDS = {
     "delete file": r"-deletes\.parquet$",
     "Puffin file": r"-deletes\.puffin$",
+    "mirror": r"-mirror\.parquet$",
     "manifest": r"-m\d+\.avro$",
     "manifest list": r"/snap-[^/]*\.avro$",
     "metadata file": r"\.metadata\.json$",
     "folder": r"/(meta)?data$",
     "folder above": r"/(warehouse|lake|t)$",
 }
+FLAVOURS = {"Puffin file": "vectors", "mirror": "mirrored"}
 # With shared delete files, `removal` writes some anew.
 PLAYED = (
     *(("file", case, "last") for case in ("empty first sync", "dv growth", "schema only", "first sync")),
     ("file", "upgrade", "a third"),
     ("partition", "removal", "a third"),
     *(("vectors", case, "a third") for case in ("dv growth", "shrunk dv")),
+    *(("mirrored", case, "a third") for case in ("append", "first sync")),
 )
 
 
@@ -75,7 +78,7 @@ def test_what_is_named_is_on_the_disk(servers: dict[str, KillServer], flavour: s
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_not_forced_to_the_disk_is_missed(servers: dict[str, KillServer], kind: str) -> None:
     """The test above fails for whichever kind of file or folder is named before it is on the disk."""
-    server, case = servers["vectors" if kind == "Puffin file" else "file"], "first sync"
+    server, case = servers[FLAVOURS.get(kind, "file")], "first sync"
     event = server.traces[case].index("after commit_table")
     assert fails_after_cut(server, case, event, keeps_names=False, deaf_to=KINDS[kind])
 

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Container, Mapping, Sequence, Set
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -203,7 +203,8 @@ class Followed:
         assert result.snapshots == snapshots, f"{result.snapshots} snapshots for {where}, expected {snapshots}"
         assert result.to_version == self.version
         table = self.bench.iceberg()
-        truth = self.truth(table)
+        found = self.truth(table)
+        truth = shown_by(found, self.bench)
         image = self.check(table, truth, where)
         if snapshots:
             assert result.positions_added == check_change(self.image, image, truth, operation, untold_specs(table))
@@ -213,7 +214,7 @@ class Followed:
             assert result.positions_added == 0
         self.image = image
         if self.vectors:
-            self._check_vectors(truth, where)
+            self._check_vectors(found, where)
         if spark:
             self._read_by_spark()
         return result
@@ -222,7 +223,7 @@ class Followed:
         """The table of format version 3 shows the same."""
         assert self.vectors
         assert self.vectors.sync().to_version == truth.version
-        table = self.vectors.iceberg()
+        table, truth = self.vectors.iceberg(), shown_by(truth, self.vectors)
         self._assert_readers_agree(table, truth, f"{where}, format version 3")
         assert vectors_of(table) == {path: deleted for path, deleted in truth.deleted.items() if deleted}
         before, self._deleted = self._deleted, truth.deleted
@@ -238,7 +239,7 @@ class Followed:
         """Sync whatever there is, and check all that must hold at any time."""
         result = self.sync()
         table = self.bench.iceberg()
-        self.image = self.check(table, self.truth(table), where)
+        self.image = self.check(table, shown_by(self.truth(table), self.bench), where)
         return result
 
     def check(self, table: Table, truth: DeltaTruth, where: str = "") -> Image:
@@ -323,6 +324,19 @@ class Followed:
         # Hadoop's spelling of a local path.
         known = {f"file://{path.removeprefix('file:').removeprefix('//')}" for path in known}
         assert not there - known, f"files that nobody knows: {there - known}"
+
+
+def shown_by(truth: DeltaTruth, bench: Served | Bench) -> DeltaTruth:
+    """The same with the mirrors of some files in their place."""
+    record = bench.store.open_table(bench.name, bench.source, bench.target)
+    mirrors = {mirror.data_file: mirror for mirror in bench.store.list_live_mirrors(record.id)}
+    places = {path: mirrors[path].path if path in mirrors else path for path in truth.adds}
+    sizes = {path: mirror.size_bytes for path, mirror in mirrors.items()}
+    return replace(
+        truth,
+        adds={places[path]: {**add, "size": sizes.get(path, add["size"])} for path, add in truth.adds.items()},
+        deleted={places[path]: positions for path, positions in truth.deleted.items()},
+    )
 
 
 def unfit_readers(image: Image) -> set[str]:

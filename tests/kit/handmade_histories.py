@@ -18,6 +18,7 @@ class History:
 
     def play(self) -> None:
         kinds = [self._append, self._delete, self._delete, self._restore, self._remove, self._add_column]
+        kinds += [self._bring_back] if self._gone() else []
         self.random.choice(kinds if self.table.live else [self._append])()
 
     def _append(self) -> None:
@@ -43,6 +44,15 @@ class History:
 
     def _remove(self) -> None:
         self._commit([self.table.remove(self.random.choice(sorted(self.table.live)))])
+
+    def _gone(self) -> list[str]:
+        """Files that are not live, and that VACUUM has not removed."""
+        return [
+            path for path in sorted(self.table.rows.keys() - self.table.live) if (self.table.folder / path).exists()
+        ]
+
+    def _bring_back(self) -> None:
+        self._commit([self.table.add(self.random.choice(self._gone()), deleted=self._some(2))])
 
     def _add_column(self) -> None:
         self._columns.append((f"c{len(self._columns)}", "long"))

@@ -30,6 +30,7 @@ from tests.kit.checks import check_memory, duckdb_rows, metadata_files, read_ent
 from tests.kit.faults import TARGETS, Faults
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.handmade_histories import History
+from tests.kit.handmade_mirrored import Mirrored
 from tests.kit.kill_server import Trace, in_a_process
 
 CYCLE_S = 60
@@ -67,9 +68,9 @@ class World:
 
     @classmethod
     def make(cls, folder: Path, seed: str, format_version: int) -> World:
-        table = HandmadeTable(folder / "delta", partitioned=True)
-        table.create()
         random = Random(seed)
+        table = random.choice((HandmadeTable, Mirrored))(folder / "delta", partitioned=True)
+        table.create()
         granularity = random.choice(("file", "partition"))
         world = cls(folder, seed, granularity, format_version, History(table, random))
         for _ in range(3):
@@ -99,7 +100,7 @@ class World:
             self.folder / "dvsync",
             self.table.location,
             clock=LaterClock(cycle),
-            table_options={"format_version": self.format_version, "maintenance": maintenance},
+            table_options={"format_version": self.format_version, "maintenance": maintenance, "mirrors": "copy"},
         )
 
     def change(self, random: Random, cycle: int) -> None:

@@ -22,6 +22,7 @@ from state.records import (
     Intent,
     Lease,
     LiveFile,
+    MirrorRecord,
     OrphanReason,
     Outcome,
     Pause,
@@ -49,6 +50,8 @@ class _Table:
     delete_files: dict[str, DeleteFileRecord] = field(default_factory=dict)
     # The files that dvsync wrote; a delete file and a file of another kind may have the same path.
     written: dict[tuple[bool, str], WrittenFile] = field(default_factory=dict)
+    # As they were recorded: what becomes of them is in `written`.
+    mirrors: dict[str, MirrorRecord] = field(default_factory=dict)
     intents: dict[tuple[bool, str], int] = field(default_factory=dict)
     runs: list[SyncRun] = field(default_factory=list)
     recent_commits: tuple[CommitIdentity, ...] = ()
@@ -118,6 +121,29 @@ class _Table:
             if delete_file.manifest_path == old:
                 self.delete_files[path] = replace(delete_file, manifest_path=new)
 
+    def find_mirrors(self) -> list[MirrorRecord]:
+        found = []
+        for path, mirror in self.mirrors.items():
+            if file := self.find_written(FileKind.MIRROR, path):
+                now = {name: getattr(file, name) for name in ("status", "since_ms", "size_bytes", "reason")}
+                found.append(replace(mirror, **now))
+        return found
+
+    def orphan_mirrors(self, paths: Collection[str], at_ms: int) -> None:
+        for file in [self.find_written(FileKind.MIRROR, path) for path in paths]:
+            if file and file.status is FileStatus.LIVE:
+                self.make_orphan(file, OrphanReason.DATA_FILES_GONE, at_ms)
+
+    def write_mirror(self, mirror: MirrorRecord, status: FileStatus, at_ms: int, intent_id: int | None) -> None:
+        known = self.find_written(FileKind.MIRROR, mirror.path)
+        if known is not None and known.status is FileStatus.LIVE:
+            return
+        self.mirrors[mirror.path] = mirror
+        reason = mirror.reason if status is FileStatus.PENDING else None
+        self.write(WrittenFile(mirror.path, FileKind.MIRROR, status, at_ms, reason, mirror.size_bytes))
+        if intent_id is not None:
+            self.intents[False, mirror.path] = intent_id
+
     def forget_pending(self, paths: Iterable[str]) -> None:
         for path in paths:
             for key in ((False, path), (True, path)):
@@ -142,7 +168,8 @@ class _Table:
 
     def orphan_pending(self, reason: OrphanReason, at_ms: int, *, intent_id: int | None = None) -> None:
         for file in self.pending(intent_id):
-            self.make_orphan(file, reason, at_ms)
+            shown = file.reason if file.reason and file.reason.shown_by_older else None
+            self.make_orphan(file, shown or reason, at_ms)
 
     def update_written(self, paths: Collection[str], statuses: Collection[FileStatus], **columns: Any) -> None:
         for file in [file for file in self.written.values() if file.path in paths and file.status in statuses]:
@@ -277,6 +304,25 @@ class MemoryStateStore:
                 for path in delete_files
             }
 
+    def find_mirrors(self, table_id: int, data_files: Collection[str]) -> list[MirrorRecord]:
+        with self._lock:
+            return [each for each in self._tables[table_id].find_mirrors() if each.data_file in data_files]
+
+    def list_live_mirrors(self, table_id: int) -> list[MirrorRecord]:
+        with self._lock:
+            return [each for each in self._tables[table_id].find_mirrors() if each.status is FileStatus.LIVE]
+
+    def sum_mirror_surplus(self, table_id: int, *, without: Collection[str]) -> int:
+        counted = [each for each in self.list_live_mirrors(table_id) if each.path not in without]
+        return sum((each.size_bytes or 0) - each.data_file_bytes for each in counted)
+
+    def record_mirrors(self, intent_id: int, mirrors: Collection[MirrorRecord]) -> None:
+        with self._lock:
+            intent = self._intents[intent_id].intent
+            for mirror in mirrors:
+                table = self._tables[intent.table_id]
+                table.write_mirror(mirror, FileStatus.PENDING, intent.created_at_ms, intent_id)
+
     def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
         with self._lock:
             return self._tables[table_id].recent_commits
@@ -338,6 +384,7 @@ class MemoryStateStore:
                 table.remove_delete_file(path, reason, at_ms)
             for delete_file in outcome.added_delete_files:
                 table.add_delete_file(delete_file, at_ms)
+            table.orphan_mirrors(outcome.removed_mirrors, at_ms)
             table.land_pending(intent_id, at_ms)
             if intent_id in self._intents:
                 self._intents[intent_id].is_open = False
@@ -352,6 +399,7 @@ class MemoryStateStore:
         *,
         at_ms: int,
         synced_at_ms: int | None = None,
+        mirrors: Collection[MirrorRecord] = (),
     ) -> None:
         with self._lock:
             table = self._tables[outcome.table_id]
@@ -378,6 +426,9 @@ class MemoryStateStore:
             table.land_pending(outcome.snapshot_id, at_ms)
             table.take_back_metadata(outcome.snapshot_id, outcome.metadata_location, at_ms)
             table.orphan_pending(OrphanReason.COMMIT_FAILED, at_ms)
+            for mirror in mirrors:
+                table.write_mirror(mirror, FileStatus.LIVE, at_ms, None)
+            table.orphan_mirrors(table.mirrors.keys() - table.data_files.keys(), at_ms)
             for known in self._intents.values():
                 known.is_open = known.is_open and known.intent.table_id != outcome.table_id
             table.record = replace(table.record, snapshot_id=outcome.snapshot_id)
@@ -418,7 +469,8 @@ class MemoryStateStore:
             manifests = {file.manifest_path for file in table.data_files.values()}
             manifests |= {delete_file.manifest_path for delete_file in table.delete_files.values()}
             for file in [file for file in table.written.values() if file.path in paths]:
-                is_unused = file.kind is not FileKind.DELETE_FILE and file.path not in manifests
+                is_metadata = file.kind not in (FileKind.DELETE_FILE, FileKind.MIRROR)
+                is_unused = is_metadata and file.path not in manifests
                 if file.status is FileStatus.ORPHANED or (file.status is FileStatus.LIVE and is_unused):
                     table.make_orphan(file, reason, at_ms)
 

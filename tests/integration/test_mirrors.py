@@ -1,0 +1,62 @@
+"""Tables that Spark writes and readers would misread: with mirrors, all readers show Delta's rows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.kit.follow import Followed
+from tests.kit.service import Service
+
+LISTS = """
+    CREATE TABLE {t} (id INT, tags ARRAY<STRING>, scores MAP<STRING, ARRAY<INT>>, deep STRUCT<days: ARRAY<DATE>>)
+    USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name')
+"""
+LISTS_ROWS = """
+    INSERT INTO {t} SELECT CAST(id AS INT), array('a', NULL, concat('t', id)), map('k', array(CAST(id AS INT), NULL)),
+        named_struct('days', if(id %% 3 = 0, NULL, array(DATE'2020-02-29')))
+    FROM range(%d, %d, 1, 1)
+"""
+
+
+def test_lists_under_column_mapping(service: Service, tmp_path: Path) -> None:
+    """Files without ids of elements get them by a new footer, through all that Delta does; their positions stay."""
+    table = Followed(service, tmp_path, options={"mirrors": "footer"}, with_vectors=True)
+    table.step(LISTS)
+    table.step(LISTS_ROWS % (0, 10), operation="append")
+    table.step(LISTS_ROWS % (10, 15), operation="append")
+    assert len(mirrors_of(table)) == 2
+    table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
+    table.step("UPDATE {t} SET tags = array('u') WHERE id = 2", operation="overwrite")
+    table.step("ALTER TABLE {t} RENAME COLUMN tags TO labels", snapshots=0)
+    table.step("ALTER TABLE {t} ADD COLUMNS (more MAP<INT, INT>)", snapshots=0)
+    before = mirrors_of(table)
+    table.step("OPTIMIZE {t}")
+    assert len(mirrors_of(table)) == 1
+    table.step("RESTORE TABLE {t} TO VERSION AS OF 6")
+    assert mirrors_of(table) == before, "those of before are used again"
+    table.step("VACUUM {t} RETAIN 0 HOURS", snapshots=0, versions=2)
+    table.step("DELETE FROM {t} WHERE id = 14")
+
+
+def test_lists_in_the_older_layout(service: Service, tmp_path: Path) -> None:
+    """Lists of other names and days of another calendar, as Spark 2 wrote them: rewritten."""
+    table = Followed(service, tmp_path, options={"mirrors": "rewrite"})
+    table.step(
+        "CREATE TABLE {t} (id INT, l ARRAY<INT>, m MAP<INT, DECIMAL(9, 2)>, d DATE) USING delta"
+        " TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
+    )
+    old = {"spark.sql.parquet.writeLegacyFormat": "true", "spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY"}
+    rows = "CAST(id AS INT), array(CAST(id AS INT), NULL), map(1, CAST(id AS DECIMAL(9, 2))), DATE'1400-01-01'"
+    with table.writer.confs(old):
+        table.step(f"INSERT INTO {{t}} SELECT {rows} FROM range(0, 8, 1, 1)")
+    table.step(f"INSERT INTO {{t}} SELECT {rows} FROM range(8, 12, 1, 1)")
+    assert len(mirrors_of(table)) == 1
+    table.step("DELETE FROM {t} WHERE id % 3 = 0")
+    table.step("OPTIMIZE {t}")
+    assert not mirrors_of(table)
+
+
+def mirrors_of(table: Followed) -> dict[str, str]:
+    store = table.bench.store
+    record = store.open_table(table.bench.name, table.bench.source, table.bench.target)
+    return {mirror.data_file: mirror.path for mirror in store.list_live_mirrors(record.id)}
