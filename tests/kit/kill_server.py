@@ -32,7 +32,8 @@ from daemon.iceberg import row_delta, target
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
 from daemon.iceberg.target import Target
-from daemon.pipeline import data_manifests, mirrors, runner
+from daemon.mirror import making
+from daemon.pipeline import data_manifests, runner
 from daemon.pipeline.runner import Runner
 from daemon.store.storage import FileIOStorage
 from daemon.sync import news
@@ -60,7 +61,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (Database, "write"),
     (FileIOStorage, "delete"),
     (Runner, "write_delete_files"),
-    (mirrors, "copy_bytes"),
+    (making, "copy_bytes"),
     (PositionDeleteWriter, "__init__"),
     (PositionDeleteWriter, "finish"),
     (PuffinWriter, "finish"),
