@@ -36,8 +36,8 @@ CASES = {
 WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
 # Where it matters which commits are published.
 OF_A_CATALOG = ("append", "first sync", "several pending")
-# Where mirrors are made, left, and used again.
-WITH_MIRRORS = ("append", "shrunk dv", "removal", "first sync", "several folded")
+# Where mirrors are made, and left.
+WITH_MIRRORS = {"append": "last", "removal": "a third", "first sync": "a third"}
 
 
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.long)])
@@ -50,11 +50,11 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(
     if case in WITH_DELETIONS:
         shares |= dict.fromkeys(("partition", "vectors"), "a third")
     if share == "all" and case != "upgrade":
-        shares["managed"] = "all"
+        shares |= dict.fromkeys(("managed", "mirrored"), "all")
     elif case in OF_A_CATALOG:
         shares["managed"] = "a third"
     if case in WITH_MIRRORS:
-        shares["mirrored"] = "last" if case in ("append", "first sync") else "a third"
+        shares["mirrored"] = WITH_MIRRORS[case]
     orders = [
         (servers[flavour], *event)
         for flavour, some in shares.items()
