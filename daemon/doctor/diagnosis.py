@@ -19,7 +19,9 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
+from daemon.mirror.defaults import defaults_of
 from daemon.pipeline.data_manifests import manifests_needed
+from daemon.pipeline.mirrors import KINDS, MirrorPlanner
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
@@ -109,7 +111,8 @@ def _diagnose(settings: TableSettings, state: TableState, storage: FileIOStorage
     if schema is None:
         return Diagnosis(settings.shown_source, state.version, tuple(findings))
     findings += _checked("features", lambda: check_features(state.protocol, used_features(state.metadata)))
-    files, task = Examination(), ExaminationTask(schema, settings.source, storage)
+    planner = MirrorPlanner(storage, schema, KINDS["rewrite"], state.metadata.id, defaults_of(state.metadata))
+    files, task = Examination(), ExaminationTask(settings.source, planner, KINDS[settings.mirrors])
     try:
         for each in state.map_adds(task, max(1, manifests_needed(state.files))):
             files.add(each)
@@ -198,6 +201,11 @@ def _of_files(files: Examination, settings: TableSettings, refused: Container[st
     for (message, hint), count in sorted(files.refusals.items()):
         more = f" and {count - 1} more" if count > 1 else ""
         yield Finding(Verdict.REFUSED, f"file {files.refused[message, hint]}{more}", message, hint)
+    for kind, count in files.mirrors.items():
+        is_allowed = kind in KINDS[settings.mirrors]
+        size = f"{files.mirror_bytes[kind]:,} bytes{' at a guess' if kind == 'rewrite' else ''}"
+        text = f"{'' if is_allowed else f'with mirrors: {kind}, '}{count} of {files.files} files have mirrors of {size}"
+        yield Finding(Verdict.FOLLOWED if is_allowed else Verdict.NOTE, "mirrors", text)
     if files.files_without_stats:
         text = f"{files.files_without_stats} files have none: readers cannot skip these files"
         yield Finding(Verdict.NOTE, "statistics", text)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from functools import cache
 
@@ -11,8 +12,9 @@ from pyiceberg.types import TimestamptzType
 
 from daemon.delta.actions import AddFile
 from daemon.delta.deletion_vector import find_place
-from daemon.errors import SyncError
+from daemon.errors import MirrorKind, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspector
+from daemon.pipeline.mirrors import MirrorPlanner, WantedMirror
 from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
 
@@ -21,7 +23,9 @@ from daemon.translate.schema import TableSchema
 class Examination:
     """A summary of a table's live files. Columns have their full names.
 
-    `refusals` counts the files that are refused, by message and hint; `refused` has the path of one of each.
+    `refusals` counts the files that are refused, by message and hint; `refused` has the path of one of each. `mirrors`
+    counts the files that some reader would misread, and not their mirrors, by the kind of these; `mirror_bytes` are the
+    bytes of these.
     """
 
     files: int = 0
@@ -36,6 +40,8 @@ class Examination:
     partitions_without_zone: set[str] = field(default_factory=set)
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
+    mirrors: Counter[MirrorKind] = field(default_factory=Counter)
+    mirror_bytes: Counter[MirrorKind] = field(default_factory=Counter)
 
     def refuse(self, message: str, hint: str, path: str) -> None:
         self.refusals[message, hint] += 1
@@ -50,11 +56,22 @@ class Examination:
 
 @dataclass(frozen=True)
 class ExaminationTask:
-    """Inspects one part of the live files of the table at `location`."""
+    """Inspects one part of the live files of the table at `location`. Those with mirrors of `kinds` are followed.
 
-    table: TableSchema
+    `planner` plans mirrors of all kinds.
+    """
+
     location: str
-    storage: FileIOStorage
+    planner: MirrorPlanner
+    kinds: Container[MirrorKind]
+
+    @property
+    def table(self) -> TableSchema:
+        return self.planner.table
+
+    @property
+    def storage(self) -> FileIOStorage:
+        return self.planner.storage
 
     def __call__(self, _part: int, adds: Iterable[AddFile]) -> Iterator[Examination]:
         seen, inspector = Examination(), Inspector(self.storage, self.table)
@@ -80,7 +97,12 @@ class ExaminationTask:
         try:
             metrics, file = inspector.inspect_file(add)
         except SyncError as error:
-            seen.refuse(error.message, error.hint, add.path)
+            mirror = self._find_mirror(add) if isinstance(error, Unsupported) and error.lifted_by else None
+            if mirror:
+                seen.mirrors[mirror.kind] += 1
+                seen.mirror_bytes[mirror.kind] += mirror.size_bytes
+            if mirror is None or mirror.kind not in self.kinds:
+                seen.refuse(error.message, error.hint, add.path)
             return
         seen.physical_rows += metrics.record_count
         schema, ids = self.table.schema, self.table.field_ids
@@ -94,3 +116,9 @@ class ExaminationTask:
             zoned = isinstance(schema.find_type(partition.source_id), TimestamptzType)
             if value and zoned and not value.endswith("Z"):
                 seen.partitions_without_zone.add(partition.name)
+
+    def _find_mirror(self, add: AddFile) -> WantedMirror | None:
+        """Return the mirror that lifts the refusal of a file; None if none does."""
+        with suppress(SyncError):
+            return next(iter(self.planner.plan([add]).mirrors), None)
+        return None

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from daemon.doctor.diagnosis import Verdict, diagnose
 from daemon.errors import Unsupported
 from daemon.maintenance.cleanup import clean_up
 from daemon.maintenance.expiry import Expirer
@@ -294,3 +295,17 @@ def test_a_table_made_anew_with_the_same_file_names(tmp_path: Path) -> None:
         after = mirrors_of(bench)
         assert after.keys() == before.keys()
         assert after != before
+
+
+def test_the_doctor_says_what_mirrors_cost(table: Mirrored) -> None:
+    """How many files of how many bytes, by the setting that is needed; with it, they are followed."""
+    add_files(table)
+    with following(table, mirrors="footer") as bench:
+        log = bench.context.log
+        found = diagnose(bench.settings, log, bench.spark)
+        assert not found.is_followed
+        told = {(each.verdict, each.text) for each in found.findings if each.subject == "mirrors"}
+        sizes = [(table.folder / path).stat().st_size for path in table.live]
+        assert (Verdict.NOTE, f"with mirrors: copy, 1 of 3 files have mirrors of {sizes[1]:,} bytes") in told
+        assert any(verdict is Verdict.FOLLOWED and text.startswith("1 of 3 files") for verdict, text in told)
+        assert diagnose(bench.settings.model_copy(update={"mirrors": "copy"}), log, bench.spark).is_followed
