@@ -144,8 +144,9 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         # One unknown Arrow type in any column is enough for PyIceberg to refuse the file.
         pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
-        refused = f"PyIceberg and Polars cannot read the file: {error}"
-        raise Unsupported(refused, hint=REWRITE, lifted_by="footer") from error
+        raise Unsupported(
+            f"PyIceberg and Polars cannot read the file: {error}", hint=REWRITE, lifted_by="footer"
+        ) from error
     # Parquet's LogicalTypes.md, "Nested Types": DuckDB reads older layouts of lists and maps as null.
     patterns = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name)))
     for pattern, path in zip(patterns, leaf_paths, strict=True):
@@ -319,8 +320,9 @@ class _Walk:
         # Where PyIceberg finds fields by the table's names, there may be no others: see `hides_renamed`.
         spelled = sorted(each for each in self._spelled_otherwise if each[: len(path)] == path != each)
         if spelled and not isinstance(parts[-1].field_type, StructType):
-            why = f"has the field {'.'.join(spelled[0])}, which the table spells otherwise"
-            raise _unreadable(named, why, "footer")
+            raise _unreadable(
+                named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise", "footer"
+            )
 
 
 def _in_parquet(kind: pa.DataType) -> pa.DataType:
