@@ -506,6 +506,9 @@ def values_of(kind: pa.DataType, *, nullable: bool = True) -> st.SearchStrategy[
 def as_older(root: parquet.Node, draw: st.DrawFn, names: dict[str, str]) -> None:
     """Write the schema as older writers would: lists of two levels, or other names."""
     for each in root.children:
+        # What is called a tuple has its name from its list.
+        if not each.name.startswith(("f", "c", "array")) and not each.name.endswith("_tuple"):
+            each.put(parquet.NAME, BINARY, names.get(each.name, each.name).encode())
         (inner,) = each.children if each.value(parquet.CONVERTED) == 3 else (None,)
         if inner is not None and draw(st.booleans()):
             (element,) = inner.children
@@ -513,8 +516,6 @@ def as_older(root: parquet.Node, draw: st.DrawFn, names: dict[str, str]) -> None
             element.put(parquet.NAME, BINARY, draw(st.sampled_from(["array", f"{each.name}_tuple"])).encode())
             each.children = [element]
         as_older(each, draw, names)
-        if not each.name.startswith(("f", "c", "array")) and not each.name.endswith("_tuple"):
-            each.put(parquet.NAME, BINARY, names.get(each.name, each.name).encode())
 
 
 OLDER = [
