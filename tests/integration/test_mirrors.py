@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
+from threading import Event
 
+from pyspark.sql import SparkSession
+
+from daemon.verify.findings import Level, Scope
+from daemon.verify.verifier import Verifier
 from tests.kit.follow import Followed
+from tests.kit.handmade import Bench
+from tests.kit.handmade_mirrored import Mirrored
+from tests.kit.readers import read_spark
 from tests.kit.service import Service
 
 LISTS = """
@@ -60,3 +69,21 @@ def mirrors_of(table: Followed) -> dict[str, str]:
     store = table.bench.store
     record = store.open_table(table.bench.name, table.bench.source, table.bench.target)
     return {mirror.data_file: mirror.path for mirror in store.list_live_mirrors(record.id)}
+
+
+def test_mirrors_by_spark(spark: SparkSession, tmp_path: Path) -> None:
+    """Its tasks plan and make them; its reader of Iceberg gives row by row what Delta's gives of the data files."""
+    table = Mirrored(tmp_path / "delta", partitioned=True)
+    table.create()
+    files = [table.write_file([(10 * number + n, "xy"[number % 2], f"v{n}") for n in range(4)]) for number in range(6)]
+    table.commit([table.add(path, deleted=[number % 4]) for number, path in enumerate(files)])
+    options = {"mirrors": "copy", "format_version": 3}
+    with closing(Bench(tmp_path / "dvsync", table.location, engine="spark", table_options=options)) as bench:
+        bench.sync()
+        assert sorted(read_spark(bench.iceberg(), spark)) == table.live_rows()
+        assert len(bench.store.list_live_mirrors(1)) == 4
+        proof = Verifier(bench.context).verify(Scope(Level.ROWS), Event())
+        assert proof and proof.is_right, proof
+        table.commit(table.delete({files[0]: [2], files[1]: [3]}))
+        bench.sync()
+        assert sorted(read_spark(bench.iceberg(), spark)) == table.live_rows()
