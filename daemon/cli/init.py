@@ -14,6 +14,7 @@ from typing import Any
 
 import yaml
 
+from daemon.cli.invocation import default_config_path
 from daemon.cli.operations import examine_tables
 from daemon.cli.survey import Item, survey
 from daemon.cli.tables import tables_in_two_places
@@ -99,7 +100,7 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
     if names := ", ".join(sorted(variables)):
         report(f"These variables are not in the file, and dvsync needs them whenever it runs: {names}.")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none yet"
-    option = f" --config {shlex.quote(str(path))}"
+    option = "" if path == default_config_path() else f" --config {shlex.quote(str(path))}"
     report(
         f"Wrote {path}. Tables: {counts}.\n"
         f"`dvsync sync{option}` syncs them once, `dvsync run{option}` keeps them in step."
