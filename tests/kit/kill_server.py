@@ -1,4 +1,4 @@
-"""Processes to kill: imports the product once, then forks one process for each order read from standard input.
+"""Processes to kill: imports the product, follows a table, then forks one for each order read from standard input.
 
 An order is one line, `build`, `kill CASE EVENT`, `cut CASE EVENT` or `follow CASE` in JSON, and so is the answer. Run
 as `python -m tests.kit.kill_server FOLDER GRANULARITY`. Every case is played at the one path FOLDER/case, since
@@ -43,7 +43,7 @@ from tests.kit.checks import check, duckdb_rows
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.handmade_managed import Managed
 from tests.kit.power import Disk
-from tests.kit.states import migrated
+from tests.kit.warm import follow_once, prepare_once
 
 # Every step that leaves something behind. A file that is opened and not closed is one: its bytes are lost with us.
 STEPS: tuple[tuple[Any, str], ...] = (
@@ -313,7 +313,8 @@ def main() -> None:
             folder, name, ask_duckdb=ask_duckdb, publishing=publishing
         ),
     }
-    migrated()  # Which imports Alembic, too.
+    prepare_once()
+    follow_once(check)
     if measured := Coverage.current():
         measured.save()
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
