@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import pytest
 from pyiceberg.avro import file as avro_file
 from pyiceberg.avro.file import AvroFileHeader
 from pyiceberg.avro.reader import Reader
@@ -20,6 +21,7 @@ from sqlalchemy import Engine
 from sqlalchemy.util import LRUCache
 
 STATEMENTS_MAX = 5_000
+SCHEMA_KEY = "avro.schema"
 
 
 class Statements(LRUCache[Any, Any]):
@@ -50,7 +52,7 @@ def schema_of(text: str) -> Schema:
     return AvroSchemaConversion().avro_to_iceberg(json.loads(text))
 
 
-class Readers:
+class ReaderTrees:
     """In the place of PyIceberg's `resolve_reader`: all manifests have a few schemas, and a reader has no state."""
 
     def __init__(self) -> None:
@@ -70,9 +72,16 @@ def prepare_once() -> None:
 
     Both take a third of a short test's time.
     """
-    Engine._compiled_cache = OfAllEngines()
-    AvroFileHeader.get_schema = lambda header: schema_of(header.meta["avro.schema"])
-    avro_file.resolve_reader = Readers()
+    read_schema = AvroFileHeader.get_schema
+
+    def get_schema(header: AvroFileHeader) -> Schema:
+        text = header.meta.get(SCHEMA_KEY)
+        return schema_of(text) if text else read_schema(header)
+
+    patch = pytest.MonkeyPatch()
+    patch.setattr(Engine, "_compiled_cache", OfAllEngines(), raising=False)
+    patch.setattr(AvroFileHeader, "get_schema", get_schema)
+    patch.setattr(avro_file, "resolve_reader", ReaderTrees())
 
 
 def follow_once(check: Callable[..., object] | None = None) -> None:
@@ -97,6 +106,6 @@ def follow_once(check: Callable[..., object] | None = None) -> None:
         if check:
             check(bench, table, range(4))
         bench.close()
+    # PyIceberg makes another one in each process.
     ExecutorFactory.get_or_create().shutdown()
-    ExecutorFactory._instance = None
     assert threading.active_count() == 1, threading.enumerate()
