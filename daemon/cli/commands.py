@@ -254,7 +254,8 @@ def add(
 ) -> None:
     """Add Delta tables to the configuration file. A running daemon reads it within 10 seconds.
 
-    Says of each table whether it can be followed, and adds those that can. The rest of the file stays as it is.
+    Says of each table whether it can be followed, and adds those that dvsync does not refuse. The rest of the file
+    stays as it is.
     """
     from daemon.cli.entries import add_tables  # noqa: PLC0415
 
@@ -280,7 +281,8 @@ def remove(
     with reported_errors():
         hide_secrets()
         log_to_stderr()
-        remove_table(config_path(context), table, say)
+        is_whole = remove_table(config_path(context), table, say)
+    raise typer.Exit(0 if is_whole else 1)
 
 
 for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync, forget, compact, expire, cleanup):

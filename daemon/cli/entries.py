@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import os
-import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkstemp
+
+import yaml
 
 from daemon.cli.init import examine_items
-from daemon.cli.survey import Item, survey
+from daemon.cli.survey import Item, location_of, survey
 from daemon.clock import SystemClock
-from daemon.config.edit import add_entries, remove_entry
+from daemon.config.edit import KEY, add_entries, remove_entry
 from daemon.config.load import load_settings
-from daemon.config.settings import Settings
+from daemon.config.settings import Settings, SourceName
 from daemon.config.share import ALL
-from daemon.errors import ConfigInvalid
+from daemon.config.value_types import ENV_PREFIX
+from daemon.errors import ConfigInvalid, SyncError
 from daemon.masking import hide
 from daemon.service.discovery import discover
 from daemon.sync.memory import open_store
-from daemon.texts import counted
+from daemon.texts import counted, some_of
 
 UNCHANGED = "The file was not changed."
 
@@ -27,9 +30,10 @@ UNCHANGED = "The file was not changed."
 def add_tables(
     path: Path, places: Sequence[str], report: Callable[[str], None], *, target: str | None, catalog: str | None
 ) -> bool:
-    """Add an entry for each table, pattern and name in a catalog in `places`, and reload. False if one was refused.
+    """Add an entry for each table, pattern and name in a catalog in `places`, and reload.
 
-    Raises ConfigInvalid, and as `survey` does; the file is as it was then.
+    Returns False if one was refused, or if the daemon could not be asked to reload. Raises ConfigInvalid, and as
+    `survey` does; the file is as it was then.
     """
     text = _read(path)
     settings = _load(path, text)
@@ -43,44 +47,59 @@ def add_tables(
         items[0].target = target
     hint = f"{UNCHANGED} --target and --catalog choose others."
     added = _load(path, add_entries(text, [_entry(item, catalog) for item in items]), hint)
-    of_items = added.model_copy(update={"tables": added.tables[len(settings.tables) :]})
+    # Tables of all shares are in one file.
+    of_items = added.model_copy(update={"tables": added.tables[len(settings.tables) :], "share": ALL})
     examine_items(of_items, discover(of_items, SystemClock()), items, report)
     accepted = [item for item in items if not item.is_refused]
-    if accepted:
-        _replace(path, text, add_entries(text, [_entry(item, catalog) for item in accepted]))
-        for item in accepted:
-            report(f"Added to {path}: {item.source} -> {item.target}")
-        report(_ask_for_reload(added))
     for item in items:
         if item.is_refused:
             report(f"Not added: {item.source}. dvsync would park it, for the reasons above.")
-    return len(accepted) == len(items)
+    if not accepted:
+        return False
+    _replace(path, text, add_entries(text, [_entry(item, catalog) for item in accepted]))
+    for item in accepted:
+        report(f"Added to {path}: {item.source} -> {item.target}")
+    if variables := _variables_of(text, accepted):
+        report(f"These variables are not in the file, and dvsync needs them whenever it runs: {some_of(variables)}.")
+    return _ask_for_reload(added, report) and len(accepted) == len(items)
 
 
-def remove_table(path: Path, wanted: str, report: Callable[[str], None]) -> None:
-    """Take out the entry of the table with this name or source, and reload. Raises ConfigInvalid."""
+def remove_table(path: Path, wanted: str, report: Callable[[str], None]) -> bool:
+    """Take out the entry of the table with this name or source, and reload. False if that could not be asked for.
+
+    Raises ConfigInvalid.
+    """
     text = _read(path)
     settings = _load(path, text)
-    numbers = [number for number, table in enumerate(settings.tables) if wanted in (table.name, table.source)]
-    if not numbers:
+    entries = zip(settings.tables, yaml.safe_load(text).get(KEY) or (), strict=True)
+    fitting = [
+        number
+        for number, (table, entry) in enumerate(entries)
+        if wanted in (table.name, table.source, entry["source"]) or location_of(wanted) == table.source
+    ]
+    if len(fitting) != 1:
+        names = [settings.tables[number].name for number in fitting]
         raise ConfigInvalid(
-            f"{path} has no entry {wanted}",
-            hint="`dvsync config check` lists the entries. A pattern leaves a table out by `exclude`.",
+            f"{path} has {'several entries' if names else 'no entry'} of {wanted}",
+            hint=f"Name one of {some_of(names)}."
+            if names
+            else "`dvsync config check` lists the entries. A pattern leaves a table out by `exclude`.",
         )
-    table = settings.tables[numbers[0]]
-    edited = remove_entry(text, numbers[0])
+    table = settings.tables[fitting[0]]
+    edited = remove_entry(text, fitting[0])
     _load(path, edited, UNCHANGED)
     _replace(path, text, edited)
     report(f"Removed from {path}: {table.source} -> {table.target}")
-    report(_ask_for_reload(settings))
     if not table.is_pattern:
         report(
             f"Its Iceberg table stays as it is. `dvsync forget {table.name}` also forgets what dvsync knows of it, and "
             "with --drop removes the Iceberg table."
         )
+    return _ask_for_reload(settings, report)
 
 
 def _read(path: Path) -> str:
+    """Return the text of the file, with the line ends of this system."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
@@ -90,9 +109,11 @@ def _read(path: Path) -> str:
 
 
 def _load(path: Path, text: str, hint: str | None = None) -> Settings:
+    prefix = f"{ENV_PREFIX}{KEY}".upper()
+    if name := next((name for name in os.environ if name == prefix or name.startswith(f"{prefix}__")), None):
+        raise ConfigInvalid(f"the variable {name} overrides `{KEY}` in {path}", hint="Change the tables there.")
     try:
-        # Tables of all shares are in one file.
-        settings = load_settings(path, text).model_copy(update={"share": ALL})
+        settings = load_settings(path, text)
     except ConfigInvalid as error:
         raise ConfigInvalid(error.message, hint=hint or error.hint) from None
     hide(settings.secrets())
@@ -112,35 +133,60 @@ def _entry(item: Item, catalog: str | None) -> dict[str, str]:
     return {"source": source, "target": item.target} | ({} if catalog is None else {"catalog": catalog})
 
 
+def _variables_of(text: str, items: Iterable[Item]) -> list[str]:
+    """The variables that describe catalogs of these items which the file does not describe."""
+    known = (yaml.safe_load(text) or {}).get("sources") or {}
+    used = {wanted.source for item in items if (wanted := SourceName.parse(item.source))} - {*known}
+    prefixes = tuple(f"{ENV_PREFIX}SOURCES__{name}__".upper() for name in used)
+    return sorted(name for name in os.environ if prefixes and name.upper().startswith(prefixes))
+
+
 def _replace(path: Path, before: str, text: str) -> None:
-    """Write the file atomically, with its rights, unless somebody else has changed it. Raises ConfigInvalid."""
+    """Write the file atomically, with its owner, rights and line ends, unless somebody else has changed it.
+
+    Raises ConfigInvalid.
+    """
     place = Path(os.path.realpath(path))
-    staged = place.with_name(f".{place.name}.{os.getpid()}")
+    staged: Path | None = None
     try:
-        with staged.open("x", encoding="utf-8") as file:
+        raw, known = place.read_bytes(), place.stat()
+        descriptor, name = mkstemp(dir=place.parent, prefix=f".{place.name}.")
+        staged = Path(name)
+        with open(descriptor, "w", encoding="utf-8", newline="\r\n" if b"\r\n" in raw else "\n") as file:
+            if (known.st_uid, known.st_gid) != (os.geteuid(), os.getegid()):
+                os.fchown(descriptor, known.st_uid, known.st_gid)
+            os.fchmod(descriptor, known.st_mode & 0o7777)
             file.write(text)
             file.flush()
-            os.fsync(file.fileno())
-        shutil.copymode(place, staged)
-        if _read(path) != before:
+            os.fsync(descriptor)
+        if _read(place) != before:
             raise ConfigInvalid(f"{path} was changed meanwhile. {UNCHANGED}", hint="Run the command again.")
         staged.replace(place)
     except OSError as error:
         raise ConfigInvalid(
             f"{path} cannot be replaced: {(error.strerror or str(error)).lower()}. {UNCHANGED}",
-            hint="Run the command where the file and its folder can be written, or change the file by hand and reload "
-            "the daemon (SIGHUP). In a container, mount the file's folder.",
+            hint="Run the command as the file's owner, where its folder can be written, or change the file by hand "
+            "and reload the daemon (SIGHUP). In a container, mount the file's folder.",
         ) from error
     finally:
-        with suppress(OSError):
-            staged.unlink()
+        if staged:
+            with suppress(FileNotFoundError):
+                staged.unlink()
 
 
-def _ask_for_reload(settings: Settings) -> str:
-    """Let the daemon of this state database read its configuration. Returns what happens, for people."""
-    with open_store(settings) as store:
-        holder = store.read_lease().holder
-        if holder is None:
-            return "No daemon runs: `dvsync sync` syncs the tables once, `dvsync run` keeps them in step."
-        store.ask_for_reload()
-    return f"A daemon reads it within 10 seconds: {holder}."
+def _ask_for_reload(settings: Settings, report: Callable[[str], None]) -> bool:
+    """Let the daemon of this state database read its configuration. Says what happens; False if it cannot be asked."""
+    try:
+        with open_store(settings, reads_only=True) as store:
+            lease = store.read_lease()
+        # Only a daemon has an address.
+        if lease.address is None:
+            report("No daemon runs: `dvsync sync` syncs the tables once, `dvsync run` keeps them in step.")
+            return True
+        with open_store(settings) as store:
+            store.ask_for_reload()
+    except SyncError as error:
+        report(f"The file is changed, but a daemon cannot be asked to read it: {error.message}. Reload it (SIGHUP).")
+        return False
+    report(f"A daemon reads it within 10 seconds, if it still runs: {lease.holder}.")
+    return True

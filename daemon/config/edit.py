@@ -20,25 +20,26 @@ KEY = "tables"
 def add_entries(text: str, entries: Sequence[Entry]) -> str:
     """Return `text` with the entries after those that it has. Raises ConfigInvalid if they must be added by hand."""
     key, tables = _find_tables(text)
+    by_hand = _lines(entries, 2)
     if tables is not None and tables.flow_style and tables.value:
         at = tables.end_mark.index - 1
-        edited = text[:at] + "".join(f", {_flow(entry)}" for entry in entries) + text[at:]
+        added = "".join(f", {_flow(entry)}" for entry in entries)
+        edited, by_hand = text[:at] + added + text[at:], added
     elif tables is None or not tables.value:
-        lines = _lines(entries, 2)
         if key is None:
-            edited = f"{text.rstrip()}\n\n{KEY}:\n{lines}" if text.strip() else f"{KEY}:\n{lines}"
+            edited = f"{text.rstrip()}\n\n{KEY}:\n{by_hand}" if text.strip() else f"{KEY}:\n{by_hand}"
         else:
             colon = text.index(":", key.end_mark.index) + 1
             end = tables.end_mark.index if tables is not None else colon
             rest = text[end:].partition("\n")
-            edited = f"{text[:colon]}{rest[0]}\n{lines}{rest[2]}"
+            edited = f"{text[:colon]}{rest[0]}\n{by_hand}{rest[2]}"
     else:
         at = _line_end(text, _end(tables.value[-1]))
         newline = "" if text[:at].endswith("\n") else "\n"
         edited = text[:at] + newline + _lines(entries, tables.start_mark.column) + text[at:]
     document = _document(text)
     wanted = {**document, KEY: [*(document.get(KEY) or ()), *map(dict, entries)]}
-    return _checked(edited, wanted, f"Add to `{KEY}`, by hand:\n{_lines(entries, 2).rstrip()}")
+    return _checked(edited, wanted, f"Add to `{KEY}`, by hand:\n{by_hand.rstrip()}")
 
 
 def remove_entry(text: str, number: int) -> str:
@@ -52,7 +53,8 @@ def remove_entry(text: str, number: int) -> str:
         others = tables.value
         start = entry.start_mark.index if number == 0 else _end(others[number - 1])
         end = others[1].start_mark.index if number == 0 and len(others) > 1 else _end(entry)
-        edited = text[:start] + text[end:]
+        # A comment there may be about another entry.
+        edited = text if "#" in text[start:end] else text[:start] + text[end:]
     else:
         start = text.rfind("\n", 0, text.rfind("-", 0, entry.start_mark.index)) + 1
         edited = text[:start] + text[_line_end(text, _end(entry)) :]
@@ -73,6 +75,8 @@ def _find_tables(text: str) -> tuple[yaml.ScalarNode | None, yaml.SequenceNode |
 
 def _end(node: yaml.Node) -> int:
     """Where the node's text ends. PyYAML ends a block where the next token begins, behind blank lines and comments."""
+    if isinstance(node, yaml.ScalarNode) and node.style in ("|", ">"):
+        return int(node.end_mark.index) - 1
     if not isinstance(node, yaml.CollectionNode) or node.flow_style or not node.value:
         return int(node.end_mark.index)
     last = node.value[-1]

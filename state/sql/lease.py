@@ -69,10 +69,12 @@ class LeaseStore(Transactions):
         Once another process takes the lease, every writing verb of this object raises LeaseLost and writes nothing. An
         object that never took the lease, such as that of a command, is not restricted.
         """
-        new = Lease(seen.token + 1, holder, has_lock=has_lock, address=address, reloads=seen.reloads)
+        new = Lease(seen.token + 1, holder, has_lock=has_lock, address=address)
         as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
+        # Others count the reloads.
+        values = {name: value for name, value in asdict(new).items() if name != "reloads"}
         with self._database.write() as connection:
-            if connection.execute(as_seen.values(asdict(new))).rowcount != 1:
+            if connection.execute(as_seen.values(values)).rowcount != 1:
                 return False
         self._token, self._renewals = new.token, new.renewals
         self._database.check_before_write(lambda connection: _check_holder(connection, new.token))

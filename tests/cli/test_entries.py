@@ -42,7 +42,7 @@ def test_a_table_comes_and_goes(config: Path, tmp_path: Path, monkeypatch: pytes
         running.synced_to("lake.one", 1)
         added = command(config, "add", str(tmp_path / "lake" / "two"), "--target", "other.two")
         assert added.returncode == 0, added.stdout + added.stderr
-        assert "A daemon reads it within 10 seconds: process" in added.stdout
+        assert "A daemon reads it within 10 seconds, if it still runs: process" in added.stdout
         running.synced_to("other.two", 1)
         entry = f"  - source: {tmp_path}/lake/two\n    target: other.two\n"
         assert config.read_text() == CONFIG.replace("# Behind.\n", f"{entry}# Behind.\n")
@@ -52,6 +52,14 @@ def test_a_table_comes_and_goes(config: Path, tmp_path: Path, monkeypatch: pytes
         assert "`dvsync forget other.two`" in removed.stdout
         until(lambda: running.tables()["other.two"]["state"] == "gone", "it is followed no more")
         assert config.read_text() == CONFIG
+
+
+def test_of_a_share(config: Path, tmp_path: Path) -> None:
+    """Which of them follows a table, the target decides: the file is one for all."""
+    config.write_text(f"share: 2/2\n{CONFIG}")
+    with daemon(config):
+        added = command(config, "add", str(tmp_path / "lake" / "two"))
+        assert (added.returncode, "A daemon reads it within 10 seconds" in added.stdout) == (0, True), added.stderr
 
 
 def test_without_a_daemon(config: Path, tmp_path: Path) -> None:
@@ -66,7 +74,13 @@ def test_without_a_daemon(config: Path, tmp_path: Path) -> None:
     assert "No daemon runs" in added.stdout
     assert f"Not added: {refused.location}." in added.stdout
     assert link.is_symlink()
-    assert config.read_text().count("source:") == 2
+    assert not (tmp_path / "state.db").exists()
+    written = config.read_text()
+    assert written.count("source:") == 2
+    config.write_bytes(written.replace("\n", "\r\n").encode())
+    for wanted in ("lake/one", str(tmp_path / "lake" / "three")):
+        assert command(link, "remove", wanted).returncode == 0
+    assert config.read_bytes().endswith(b"tables: []\r\n  # The first.\r\n# Behind.\r\n")
 
 
 @pytest.mark.parametrize(
@@ -77,11 +91,17 @@ def test_without_a_daemon(config: Path, tmp_path: Path) -> None:
         (["add", "lake/two", "lake/three", "--target", "lake.all"], "2 tables cannot have the one target lake.all"),
         (["add", "lake/two", "--catalog", "other"], "other"),
         (["add", "lake/none"], "no such folder"),
-        (["remove", "lake.none"], "has no entry lake.none"),
+        (["remove", "lake.none"], "has no entry of lake.none"),
     ],
 )
-def test_a_change_that_is_refused(config: Path, tmp_path: Path, words: list[str], reason: str) -> None:
+def test_a_change_that_is_refused(
+    config: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: list[str], reason: str
+) -> None:
     """It leaves the file as it was."""
+    if "--target" not in words:
+        monkeypatch.setenv("DVSYNC_TABLES", "[]")
+        assert "DVSYNC_TABLES overrides `tables`" in command(config, *words).stderr
+        monkeypatch.delenv("DVSYNC_TABLES")
     done = command(config, *(word.replace("lake/", f"{tmp_path}/lake/") for word in words))
     assert done.returncode == 2
     assert reason in done.stderr
