@@ -18,8 +18,19 @@ $(STAMPS)/venv:
 	$(PYTHON) -m venv $(VENV)
 	mkdir -p $(STAMPS) && touch $@
 
+# PySpark comes as sources, and is half of the work: its wheel is made beside the rest, and its jars are not compressed
+# only to be unpacked. Python compiles modules when they are first imported, which most never are. The lock names all.
+$(STAMPS)/packages: export DIST_EXTRA_CONFIG = $(abspath $(STAMPS))/wheels.cfg
 $(STAMPS)/packages: $(STAMPS)/venv requirements.lock
-	$(PIP) install --requirement requirements.lock
+	rm -rf $(STAMPS)/wheels
+	printf '[bdist_wheel]\ncompression = stored\n' >$(STAMPS)/wheels.cfg
+	grep '^pyspark==' requirements.lock >$(STAMPS)/pyspark.txt
+	grep -v '^pyspark==' requirements.lock >$(STAMPS)/others.txt
+	$(PIP) wheel --no-deps --wheel-dir $(STAMPS)/wheels --requirement $(STAMPS)/pyspark.txt & wheel=$$!; \
+	$(PIP) install --no-compile --no-deps --requirement $(STAMPS)/others.txt; others=$$?; \
+	wait $$wheel && exit $$others
+	$(PIP) install --no-compile --no-deps --no-index $(STAMPS)/wheels/pyspark-*.whl
+	rm -rf $(STAMPS)/wheels
 	touch $@
 
 $(STAMPS)/dvsync: $(STAMPS)/packages pyproject.toml

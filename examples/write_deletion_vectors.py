@@ -34,7 +34,7 @@ properties = settings.file_properties(table.catalog)
 # A later version may change these files: a writer must check that before it commits the new vectors.
 storage = FileIOStorage(properties)
 log = DeltaLog(storage, table.source, SystemClock())
-state = replay(storage, log, load_log_segment(storage, log, None))
+state = replay(log, load_log_segment(log))
 assert state is not None
 older = {add.path: add.deletion_vector for add in state.read_adds()}
 

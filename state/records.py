@@ -251,7 +251,7 @@ class Lease(msgspec.Struct, frozen=True):
 
     `holder` is a text for people, None once the lease is given back. `has_lock` says that the holder also has a lock of
     the operating system, which ends with its process. `address` is where a daemon answers, such as
-    http://127.0.0.1:8080.
+    http://127.0.0.1:8080. `reloads` counts how often a daemon was asked to read its configuration again.
     """
 
     token: int = 0
@@ -259,6 +259,7 @@ class Lease(msgspec.Struct, frozen=True):
     renewals: int = 0
     has_lock: bool = False
     address: str | None = None
+    reloads: int = 0
 
 
 class TableError(msgspec.Struct, frozen=True):

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 import hypothesis
 import pytest
 
+from tests.kit.warm import prepare_once
+
 if TYPE_CHECKING:
     from xdist.scheduler import LoadFileScheduling
 
@@ -34,6 +36,8 @@ GROUPS = {"S3": S3_MODULES, "kill": {"test_kill", "test_power_cut"}, "Spark": {"
 
 
 LONG_WAIT_S = 1.0
+
+prepare_once()
 
 
 @pytest.hookimpl(wrapper=True)

@@ -239,6 +239,52 @@ def init(
         write_configuration(config_path(context), places, typer.echo)
 
 
+@app.command()
+def add(
+    context: typer.Context,
+    places: Annotated[list[str], typer.Argument(metavar="PLACE", help="As for `dvsync init`.")],
+    *,
+    target: Annotated[
+        str | None, typer.Option("--target", help="Namespace and name of the Iceberg table.", metavar="NAME")
+    ] = None,
+    catalog: Annotated[
+        str | None, typer.Option("--catalog", help="The catalog of the Iceberg tables.", metavar="NAME")
+    ] = None,
+    config: ConfigPath = None,
+) -> None:
+    """Add Delta tables to the configuration file. A running daemon reads it within 10 seconds.
+
+    Says of each table whether it can be followed, and adds those that dvsync does not refuse. The rest of the file
+    stays as it is.
+    """
+    from daemon.cli.entries import add_tables  # noqa: PLC0415
+
+    with reported_errors():
+        hide_secrets()
+        log_to_stderr()
+        is_whole = add_tables(config_path(context), places, say, target=target, catalog=catalog)
+    raise typer.Exit(0 if is_whole else 1)
+
+
+@app.command()
+def remove(
+    context: typer.Context,
+    table: Annotated[str, typer.Argument(metavar="TABLE", help="A table's name, or its source.")],
+    config: ConfigPath = None,
+) -> None:
+    """Remove a table from the configuration file. A running daemon reads it within 10 seconds.
+
+    Its Iceberg table stays.
+    """
+    from daemon.cli.entries import remove_table  # noqa: PLC0415
+
+    with reported_errors():
+        hide_secrets()
+        log_to_stderr()
+        is_whole = remove_table(config_path(context), table, say)
+    raise typer.Exit(0 if is_whole else 1)
+
+
 for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync, forget, compact, expire, cleanup):
     app.command()(command)
 

@@ -14,10 +14,12 @@ from typing import Any
 
 import yaml
 
+from daemon.cli.invocation import default_config_path
 from daemon.cli.operations import examine_tables
 from daemon.cli.survey import Item, survey
 from daemon.cli.tables import tables_in_two_places
 from daemon.clock import SystemClock
+from daemon.config.edit import scalar
 from daemon.config.load import load_settings, read_source
 from daemon.config.settings import Settings, SourceName
 from daemon.config.share import ALL
@@ -88,7 +90,7 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
         report(f"Delta tables found: {len(found.tables)}. Examining them.")
     for line in passed_over_lines(found.passed_over):
         report(line)
-    verdicts = _examine(settings, found, items, report)
+    verdicts = examine_items(settings, found, items, report)
     written = _load(path, items)
     _write_new(path, _text(items))
     for line in tables_in_two_places(written):
@@ -99,14 +101,16 @@ def write_configuration(path: Path, places: Iterable[str], report: Callable[[str
     if names := ", ".join(sorted(variables)):
         report(f"These variables are not in the file, and dvsync needs them whenever it runs: {names}.")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in verdicts.items()) or "none yet"
-    option = f" --config {shlex.quote(str(path))}"
+    option = "" if path == default_config_path() else f" --config {shlex.quote(str(path))}"
     report(
         f"Wrote {path}. Tables: {counts}.\n"
         f"`dvsync sync{option}` syncs them once, `dvsync run{option}` keeps them in step."
     )
 
 
-def _examine(settings: Settings, found: Found, items: Sequence[Item], report: Callable[[str], None]) -> Counter[str]:
+def examine_items(
+    settings: Settings, found: Found, items: Sequence[Item], report: Callable[[str], None]
+) -> Counter[str]:
     """Examine each table, report the findings, and add refusals to the items. Returns the verdicts."""
     for item in items:
         if item.is_pattern:
@@ -152,8 +156,8 @@ def _text(items: Iterable[Item]) -> str:
             lines += WRAPPER.wrap("".join(sign if sign.isprintable() else " " for sign in remark))
         mark = "# " if item.is_refused else ""
         local = item.source.removeprefix("file://")
-        lines.append(f"  {mark}- source: {_scalar(item.source if '://' in local else local)}")
-        lines.append(f"  {mark}  target: {_scalar(item.target)}")
+        lines.append(f"  {mark}- source: {scalar(item.source if '://' in local else local)}")
+        lines.append(f"  {mark}  target: {scalar(item.target)}")
     key = "tables:" if any(not item.is_refused for item in items) else "tables: []"
     head = HEAD
     if sources := _sources(items):
@@ -166,13 +170,6 @@ def _sources(items: Iterable[Item]) -> dict[str, dict[str, Any]]:
     """The catalogs of the items, as variables describe them."""
     used = {wanted.source for item in items if (wanted := SourceName.parse(item.source))}
     return {name: read_source(name) for name in sorted(used)}
-
-
-def _scalar(text: str) -> str:
-    """Format `text` as a YAML scalar on one line, with quotes if it needs them."""
-    style = None if text.isprintable() else '"'
-    written: str = yaml.safe_dump(text, default_style=style, allow_unicode=True, width=math.inf)
-    return written.removesuffix("...\n").rstrip("\n")
 
 
 def _already_exists(path: Path) -> ConfigInvalid:

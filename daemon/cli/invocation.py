@@ -47,8 +47,12 @@ ChosenTables = Annotated[
 
 
 def config_path(context: typer.Context) -> Path:
-    from_environment = os.environ.get(f"{ENV_PREFIX}CONFIG")
-    return context.find_root().obj or Path(from_environment or "config.yaml")
+    return context.find_root().obj or default_config_path()
+
+
+def default_config_path() -> Path:
+    """The file that commands read without --config."""
+    return Path(os.environ.get(f"{ENV_PREFIX}CONFIG") or "config.yaml")
 
 
 def load(

@@ -51,7 +51,7 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
     SourceCatalogAway.
     """
     clock, storage = SystemClock(), FileIOStorage(settings.file_properties(catalog))
-    locations = list(dict.fromkeys(_location(place) for place in places))
+    locations = list(dict.fromkeys(location_of(place) for place in places))
     named = {place: wanted for place in locations if (wanted := SourceName.parse(place))}
     faults = [f"{place}: {fault}" for place, each in named.items() if (fault := fault_of_name(settings.sources, each))]
     if faults:
@@ -97,12 +97,13 @@ def survey(settings: Settings, catalog: str, places: Iterable[str], report: Call
     return [*listed, *patterns]
 
 
-def _location(place: str) -> str:
+def location_of(place: str) -> str:
+    """Return the location that a person means by a path or URI; a name in a catalog as it is."""
     if SourceName.parse(place):
         return place
-    if "://" in place:
+    if "://" in place and not place.startswith("file://"):
         return place.rstrip("/")
-    return normalize_location(os.path.abspath(Path(place.removeprefix("file:")).expanduser()))
+    return normalize_location(os.path.abspath(Path(place.removeprefix("file:").removeprefix("//")).expanduser()))
 
 
 def _find_tables(

@@ -83,8 +83,7 @@ class DeltaLog:
         writer may still be adding lines, so the file is read as late as possible.
         """
         path, self._ahead = self.commit_path(version), None
-        # What the catalog says costs no request to the store.
-        if self.storage.is_ratified and not self.storage.exists(path):
+        if self.storage.is_unratified(path):
             return False
         if not self.storage.appears_whole(path):
             return self.storage.exists(path)

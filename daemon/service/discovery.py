@@ -78,9 +78,9 @@ def discover(
             search.list_folders(pattern)
     found = search.found
     # Only now: a table of another share takes its name and target all the same.
-    owns = settings.share.owns
-    found.others = [table for table in found.tables if not owns(table.target)]
-    found.tables = [table for table in found.tables if owns(table.target)]
+    every, found.tables = found.tables, []
+    for table in every:
+        (found.tables if settings.share.owns(table.target) else found.others).append(table)
     return found
 
 

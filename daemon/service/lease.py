@@ -60,6 +60,8 @@ class LeaseKeeper:
         self._lease_s = lease_s
         self.renewal_interval_s = lease_s / RENEWALS_PER_LEASE
         self._seen: Lease | None = None
+        # What was asked for before this process read its configuration is done.
+        self._reloads: int | None = None
         self._seen_since_s = 0.0
         # Whether the holder showed a sign of life when the row was last read.
         self.is_holder_alive = False
@@ -75,7 +77,9 @@ class LeaseKeeper:
         taken = False
         try:
             seen, now_s = self._store.read_lease(), self._clock.monotonic_s()
-            is_news = seen != self._seen
+            self._reloads = seen.reloads if self._reloads is None else self._reloads
+            # Also a command writes the row: only its holder changes these.
+            is_news = self._seen is None or (seen.token, seen.renewals) != (self._seen.token, self._seen.renewals)
             self.is_holder_alive = (self._seen is not None and is_news) or (self._lock is not None and not has_lock)
             if is_news:
                 self._seen, self._seen_since_s = seen, now_s
@@ -92,20 +96,31 @@ class LeaseKeeper:
             if has_lock and not taken:
                 self._unlock()
 
-    def keep(self, on_lost: Callable[[str], None], on_unrenewed: Callable[[str | None], None] = lambda _: None) -> None:
+    def keep(
+        self,
+        on_lost: Callable[[str], None],
+        on_unrenewed: Callable[[str | None], None] = lambda _: None,
+        on_reload: Callable[[], None] = lambda: None,
+    ) -> None:
         """Renew the lease until it is given back, in a thread of its own.
 
         `on_lost` is called with the new holder, `on_unrenewed` with the reason why the lease cannot be renewed, and
-        with None once it can be again.
+        with None once it can be again, `on_reload` when a command has changed the configuration.
         """
-        self._renewals = Thread(target=self._renew, args=(on_lost, on_unrenewed), name="lease", daemon=True)
+        callbacks = (on_lost, on_unrenewed, on_reload)
+        self._renewals = Thread(target=self._renew, args=callbacks, name="lease", daemon=True)
         self._renewals.start()
 
-    def _renew(self, on_lost: Callable[[str], None], on_unrenewed: Callable[[str | None], None]) -> None:
+    def _renew(
+        self, on_lost: Callable[[str], None], on_unrenewed: Callable[[str | None], None], on_reload: Callable[[], None]
+    ) -> None:
         is_unrenewed = False
         while not self._given_back.wait(self.renewal_interval_s):
             try:
-                self._store.renew_lease(has_lock=self._try_lock())
+                reloads = self._store.renew_lease(has_lock=self._try_lock())
+                if reloads != self._reloads:
+                    self._reloads = reloads
+                    on_reload()
                 if is_unrenewed:
                     is_unrenewed = False
                     on_unrenewed(None)

@@ -110,7 +110,7 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
         received = _stand_by(keeper, signals, board, beat, reload)
         is_at_work = received is None
         if is_at_work:
-            keeper.keep(on_lost, on_unrenewed)
+            keeper.keep(on_lost, on_unrenewed, lambda: signals.say(RELOAD))
             opened.callback(keeper.give_back)
             scheduler.start()
             while (received := signals.wait()) == RELOAD:

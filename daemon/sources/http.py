@@ -6,6 +6,7 @@ time for one.
 
 from __future__ import annotations
 
+import os
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -36,7 +37,12 @@ class Connections:
         self._idle: list[pycurl.Curl] = []
 
     def request(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None = None) -> Answer:
-        """Raises TimeoutError, or another OSError if there is no answer, or one of more than ANSWER_BYTES_MAX."""
+        """Raises TimeoutError, or another OSError if there is no answer, or one of more than ANSWER_BYTES_MAX;
+        ValueError for a header that cannot be sent.
+        """
+        lines = [f"{name}: {value}".encode("ascii") for name, value in headers.items()]
+        if any(sign in line for line in lines for sign in (b"\r", b"\n", b"\0")):
+            raise ValueError("the token has more than one line")
         try:
             curl = self._idle.pop()
         except IndexError:
@@ -50,9 +56,9 @@ class Connections:
             blocks.append(block)
             return 0 if size > ANSWER_BYTES_MAX else None
 
-        curl.setopt(pycurl.URL, url)
+        curl.setopt(pycurl.URL, url.encode())
         curl.setopt(pycurl.CUSTOMREQUEST, method)
-        curl.setopt(pycurl.HTTPHEADER, [f"{name}: {value}" for name, value in headers.items()])
+        curl.setopt(pycurl.HTTPHEADER, lines)
         if body is None:
             curl.setopt(pycurl.HTTPGET, 1)
         else:
@@ -66,6 +72,7 @@ class Connections:
             kind = TimeoutError if error.args[0] == pycurl.E_OPERATION_TIMEDOUT else OSError
             raise kind(curl.errstr()) from error
         answer = Answer(curl.getinfo(pycurl.RESPONSE_CODE), curl.getinfo(pycurl.RETRY_AFTER), b"".join(blocks))
+        blocks.clear()  # `receive` stays with the connection.
         self._idle.append(curl)
         return answer
 
@@ -83,6 +90,7 @@ def _options() -> Mapping[int, int | str]:
     trusted = ssl.get_default_verify_paths()
     return {
         pycurl.PROTOCOLS: pycurl.PROTO_HTTP | pycurl.PROTO_HTTPS,
+        pycurl.PROXY: "",  # One of the environment would get the token.
         pycurl.HTTP_VERSION: pycurl.CURL_HTTP_VERSION_1_1,
         pycurl.NOSIGNAL: 1,  # Else it may not be used from threads.
         pycurl.CONNECTTIMEOUT: CONNECT_MAX_S,
@@ -91,5 +99,5 @@ def _options() -> Mapping[int, int | str]:
         pycurl.TIMEOUT: ANSWER_MAX_S,
         pycurl.USERAGENT: "dvsync",
         pycurl.CAINFO: trusted.cafile or certifi.where(),
-        pycurl.CAPATH: trusted.capath or "",
+        pycurl.CAPATH: os.environ.get(trusted.openssl_capath_env) or trusted.capath or "",
     }

@@ -138,6 +138,10 @@ class RatifiedStorage(VendedStorage):
                 hint="Restore the file. dvsync looks again.",
             ) from error
 
+    def is_unratified(self, path: str) -> bool:
+        version = self._version_of(path)
+        return version is not None and self._find_file(path, version) is None
+
     def exists(self, path: str) -> bool:
         version = self._version_of(path)
         file = path if version is None else self._find_file(path, version)

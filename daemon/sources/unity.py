@@ -311,7 +311,7 @@ class UnityCatalog:
     def _open(self, method: str, url: str, headers: Mapping[str, str], body: bytes | None) -> tuple[int, bytes]:
         try:
             answer = self._connections.request(method, url, headers, body)
-        except OSError as error:
+        except (OSError, ValueError) as error:
             if isinstance(error, TimeoutError):
                 # Whoever asks next would wait as long.
                 self._silent_until_s = self._clock.monotonic_s() + SILENT_S

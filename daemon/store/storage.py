@@ -109,6 +109,10 @@ class FileIOStorage:
             return self._at(path).exists()
         return False
 
+    def is_unratified(self, path: str) -> bool:
+        """Return whether a catalog says that there is no commit file at `path`. No request to the store."""
+        return False
+
     def appears_whole(self, path: str) -> bool:
         """Return whether a file at `path` is complete as soon as it exists."""
         with self._errors(path):

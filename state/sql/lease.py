@@ -71,22 +71,33 @@ class LeaseStore(Transactions):
         """
         new = Lease(seen.token + 1, holder, has_lock=has_lock, address=address)
         as_seen = update(LEASE).where(LEASE.c.token == seen.token, LEASE.c.renewals == seen.renewals)
+        # Others count the reloads.
+        values = {name: value for name, value in asdict(new).items() if name != "reloads"}
         with self._database.write() as connection:
-            if connection.execute(as_seen.values(asdict(new))).rowcount != 1:
+            if connection.execute(as_seen.values(values)).rowcount != 1:
                 return False
         self._token, self._renewals = new.token, new.renewals
         self._database.check_before_write(lambda connection: _check_holder(connection, new.token))
         return True
 
-    def renew_lease(self, *, has_lock: bool) -> None:
-        """Show that the holder is alive. Raises LeaseLost, also if the database's contents are older than before."""
+    def renew_lease(self, *, has_lock: bool) -> int:
+        """Show that the holder is alive. Returns how often a reload was asked for.
+
+        Raises LeaseLost, also if the database's contents are older than before.
+        """
         with self._database.write() as connection:
-            renewals = _read_lease(connection).renewals
-            if renewals < self._renewals:
+            lease = _read_lease(connection)
+            if lease.renewals < self._renewals:
                 raise LeaseLost("the contents of the state database were replaced by older ones")
             connection.execute(_RENEW.values(has_lock=has_lock))
         # Only now: a transaction that failed may have been committed all the same.
-        self._renewals = renewals + 1
+        self._renewals = lease.renewals + 1
+        return lease.reloads
+
+    def ask_for_reload(self) -> None:
+        """Let the holder of the lease, if it is a daemon, read its configuration again."""
+        with self._database.write() as connection:
+            connection.execute(update(LEASE).values(reloads=LEASE.c.reloads + 1))
 
     def check_lease(self) -> None:
         """Raise LeaseLost when another process has taken the lease that this object took."""

@@ -115,6 +115,7 @@ LEASE = Table(
     Column("renewals", BigInteger, nullable=False),
     Column("has_lock", Boolean, nullable=False),
     Column("address", Text),
+    Column("reloads", BigInteger, nullable=False, server_default="0"),
     # The number of the daemon's share; null until a process has opened the database for one.
     Column("share", Integer),
     # Where the database was when it was last opened, and what tells its copies from other databases at that place.

@@ -364,12 +364,16 @@ def test_a_lease_is_taken_as_it_was_seen_renewed_and_given_back(store: StateStor
     assert store.take_lease(free, "one", has_lock=True)
     assert store.read_lease() == Lease(token=1, holder="one", has_lock=True)
     assert not store.take_lease(free, "two", has_lock=False)
-    store.renew_lease(has_lock=False)
+    assert store.renew_lease(has_lock=False) == 0
     store.check_lease()
     assert store.read_lease() == Lease(token=1, holder="one", renewals=1)
     assert not store.take_lease(Lease(token=1, holder="one", has_lock=True), "two", has_lock=False), "it was renewed"
     store.give_back_lease()
-    assert store.read_lease() == Lease(token=1, holder=None, renewals=2)
+    before = store.read_lease()
+    assert before == Lease(token=1, holder=None, renewals=2)
+    store.ask_for_reload()
+    assert store.take_lease(before, "two", has_lock=True), "a command is no holder"
+    assert store.renew_lease(has_lock=True) == 1
 
 
 @pytest.mark.parametrize("database", ["sqlite", "postgresql"])

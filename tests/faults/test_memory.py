@@ -394,6 +394,14 @@ def test_a_file_less_in_both_is_found_by_the_checksum(table: HandmadeTable, benc
     check_whole(bench, table)
 
 
+def test_a_file_less_in_both_is_found_when_the_memory_is_made_anew(table: HandmadeTable, bench: Bench) -> None:
+    """What Iceberg shows is then compared with Delta's files, not only with its deletions: no checksum is needed."""
+    forget_a_file(bench)
+    lose_the_memory(bench)
+    assert bench.follower.sync().operation == "compare"
+    check_whole(bench, table)
+
+
 def forget_a_file(bench: Bench) -> None:
     """Take a file without deletions out of the Iceberg table, of its account and of memory, without a trace."""
     iceberg = bench.iceberg()

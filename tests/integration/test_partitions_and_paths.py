@@ -288,7 +288,7 @@ def synced(table: Followed) -> SyncResult:
     iceberg = table.bench.iceberg()
     without = {"Polars native"} if table.granularity == "partition" else set()
     rows = rows_of(table.writer.delta(table.source), iceberg.schema().fields)
-    assert_readers_agree(iceberg, table.writer.spark, rows, f"version {table.version}", without=without)
+    table.check_readers(iceberg, rows, f"version {table.version}", without)
     return result
 
 

@@ -224,7 +224,7 @@ class Followed:
         assert self.vectors
         assert self.vectors.sync().to_version == truth.version
         table, truth = self.vectors.iceberg(), shown_by(truth, self.vectors)
-        self._assert_readers_agree(table, truth, f"{where}, format version 3")
+        self.check_readers(table, truth.rows, f"{where}, format version 3")
         assert vectors_of(table) == {path: deleted for path, deleted in truth.deleted.items() if deleted}
         before, self._deleted = self._deleted, truth.deleted
         if any(before.get(path, frozenset()) - deleted for path, deleted in truth.deleted.items()):
@@ -245,13 +245,14 @@ class Followed:
     def check(self, table: Table, truth: DeltaTruth, where: str = "") -> Image:
         """Delta's files are in place with Delta's deletions and nothing else, all readers agree, so does the memory."""
         image = self._check_files(table, truth)
-        self._assert_readers_agree(table, truth, where, without=unfit_readers(image))
+        self.check_readers(table, truth.rows, where, without=unfit_readers(image))
         self._check_memory(image, truth)
         return image
 
-    def _assert_readers_agree(self, table: Table, truth: DeltaTruth, where: str, without: Container[str] = ()) -> None:
-        assert_readers_agree(table, None, truth.rows, where, without=without)
-        self._unread[table.location()] = (table, truth.rows, where)
+    def check_readers(self, table: Table, rows: Sequence[Row], where: str, without: Container[str] = ()) -> None:
+        """All readers show these rows; Spark's is asked at the end of the test, if this is the last version then."""
+        assert_readers_agree(table, None, rows, where, without=without)
+        self._unread[table.location()] = (table, rows, where)
 
     def _read_by_spark(self) -> None:
         while self._unread:

@@ -1,4 +1,4 @@
-"""Starts `dvsync` for tests in milliseconds: imports the product once, then forks a process for each order.
+"""Starts `dvsync` for tests in milliseconds: imports the product, follows a table, then forks a process for each order.
 
 An order is a datagram on standard input: JSON, with descriptors for the news of the process, and for its standard
 output and error. The news are its number, and in the end its exit code as `subprocess` has it. The other end is
@@ -29,6 +29,7 @@ from coverage import Coverage
 import daemon
 from tests.kit.daemon_process import run_dvsync
 from tests.kit.forking import KILL_MEASURED
+from tests.kit.warm import follow_once, prepare_once
 
 ORDER_BYTES_MAX = 128 << 10
 
@@ -99,12 +100,14 @@ def main() -> None:
     empty = os.open(os.devnull, os.O_RDONLY)
     os.dup2(empty, 0)
     os.close(empty)
+    prepare_once()
     import_all()
     # A thread would be missing in the forked processes. jemalloc begins its own one anew.
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert len(threads) - threads.count("jemalloc_bg_thd") == 1, threads
+    follow_once()
     if measured := Coverage.current():
-        # What the imports ran is written once, and not by each forked process.
+        # What was run so far is written once, and not by each forked process.
         measured.save()
     gc.collect()
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.

@@ -1,8 +1,9 @@
-"""Processes to kill: imports the product once, then forks one process for each order read from standard input.
+"""Processes to kill: imports the product, follows a table, then forks one for each order.
 
 An order is one line, `build`, `kill CASE EVENT`, `cut CASE EVENT` or `follow CASE` in JSON, and so is the answer. Run
-as `python -m tests.kit.kill_server FOLDER GRANULARITY`. Every case is played at the one path FOLDER/case, since
-Iceberg metadata holds absolute paths; `build` keeps copies of what it was before each sync, at FOLDER/bases.
+as `python -m tests.kit.kill_server FOLDER FLAVOUR:ORDERS:ANSWERS…`, with the descriptors from which the server of each
+flavour reads and to which it writes. Every case is played at the one path FOLDER/FLAVOUR/case, since Iceberg metadata
+holds absolute paths; `build` keeps copies of what it was before each sync, at FOLDER/FLAVOUR/bases.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyiceberg.io.pyarrow  # noqa: F401 - otherwise each process imports it for its first commit
 import structlog
@@ -45,7 +46,7 @@ from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.handmade_managed import Managed
 from tests.kit.handmade_mirrored import Mirrored
 from tests.kit.power import Disk
-from tests.kit.states import migrated
+from tests.kit.warm import follow_once, prepare_once
 
 # Every step that leaves something behind. A file that is opened and not closed is one: its bytes are lost with us.
 STEPS: tuple[tuple[Any, str], ...] = (
@@ -303,11 +304,7 @@ def in_a_process(work: Callable[[], object]) -> object:
     return {"signal": os.WTERMSIG(status)} if os.WIFSIGNALED(status) else json.loads(told)
 
 
-def main() -> None:
-    folder, flavour = Path(sys.argv[1]), sys.argv[2]
-    warnings.simplefilter("error")
-    # Answers go to the standard output.
-    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+def serve(folder: Path, flavour: str, given: TextIO, answers: TextIO) -> None:
     orders: dict[str, Callable[..., object]] = {
         "build": lambda: build(folder, flavour),
         "kill": lambda name, event: kill(folder, name, event),
@@ -318,13 +315,39 @@ def main() -> None:
             folder, name, ask_duckdb=ask_duckdb, publishing=publishing
         ),
     }
-    migrated()  # Which imports Alembic, too.
+    for line in given:
+        order, *arguments = json.loads(line)
+        print(json.dumps(in_a_process(lambda: orders[order](*arguments))), file=answers, flush=True)  # noqa: B023
+
+
+def main() -> None:
+    folder, told = Path(sys.argv[1]), [each.split(":") for each in sys.argv[2:]]
+    warnings.simplefilter("error")
+    # The standard output is the tests' own.
+    structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
+    prepare_once()
+    follow_once(check)
     if measured := Coverage.current():
         measured.save()
     gc.freeze()  # What is here already is never looked at again, and so not copied into each process.
-    for line in sys.stdin:
-        order, *arguments = json.loads(line)
-        print(json.dumps(in_a_process(lambda: orders[order](*arguments))), flush=True)  # noqa: B023
+    servers = []
+    for flavour, given, answers in told:
+        process = os.fork()
+        if process == 0:
+            for _, *others in told:
+                for descriptor in map(int, others):
+                    if str(descriptor) not in (given, answers):
+                        os.close(descriptor)
+            (folder / flavour).mkdir()
+            with open(int(given)) as read, open(int(answers), "w") as written:
+                serve(folder / flavour, flavour, read, written)
+            os._exit(0)
+        servers.append(process)
+    for _, *descriptors in told:
+        for descriptor in descriptors:
+            os.close(int(descriptor))
+    codes = [os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) for process in servers]
+    sys.exit(any(codes))
 
 
 if __name__ == "__main__":

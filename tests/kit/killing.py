@@ -6,9 +6,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 ROOT = Path(__file__).parents[2]
 
@@ -17,34 +19,43 @@ ROOT = Path(__file__).parents[2]
 class KillServer:
     """A process that forks the ones to be killed."""
 
-    folder: Path
     flavour: str
+    orders: TextIO
+    answers: TextIO
     traces: dict[str, list[str]] = field(default_factory=dict)
 
-    def __enter__(self) -> KillServer:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.kit.kill_server", str(self.folder), self.flavour],
-            cwd=ROOT,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.order("build")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._process.communicate()
-        assert self._process.returncode == 0
-
     def order(self, *words: object) -> None:
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(words) + "\n")
-        self._process.stdin.flush()
+        self.orders.write(json.dumps(words) + "\n")
+        self.orders.flush()
 
     def answer(self) -> dict[str, Any]:
-        assert self._process.stdout
-        answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+        answer: dict[str, Any] = json.loads(self.answers.readline())
         return answer
+
+
+@contextmanager
+def kill_servers(folder: Path, flavours: Iterable[str]) -> Iterator[dict[str, KillServer]]:
+    """A server for each flavour, all of them forked from one process, and the histories that they have played."""
+    with ExitStack() as ours:
+        servers, theirs, told = {}, [], []
+        for flavour in flavours:
+            (reading, ordering), (answering, writing) = os.pipe(), os.pipe()
+            orders, answers = ours.enter_context(open(ordering, "w")), ours.enter_context(open(answering))
+            servers[flavour] = KillServer(flavour, orders, answers)
+            theirs += [reading, writing]
+            told.append(f"{flavour}:{reading}:{writing}")
+        command = [sys.executable, "-m", "tests.kit.kill_server", str(folder), *told]
+        process = subprocess.Popen(command, cwd=ROOT, pass_fds=theirs)
+        for descriptor in theirs:
+            os.close(descriptor)
+        for server in servers.values():
+            server.order("build")
+        for server in servers.values():
+            answer = server.answer()
+            assert "error" not in answer, answer["error"]
+            server.traces = answer["result"]
+        yield servers
+    assert process.wait() == 0
 
 
 def picked_events(trace: list[str], case: str, share: str) -> list[tuple[int, str]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -248,10 +249,15 @@ class HandmadeLog:
         top = [action for action in actions if not action.keys() & {"add", "remove"}]
         schema = pa.schema([CHECKPOINT.field("add"), CHECKPOINT.field("remove")])
         files = [
-            self.write_parquet(self.path / "_sidecars" / f"{uuid4()}.parquet", in_files[part::parts], schema)
+            self.write_parquet(self.path / "_sidecars" / f"{uuid4()} {part}.parquet", in_files[part::parts], schema)
             for part in range(parts)
         ]
-        sidecars = [{"sidecar": {"path": file.name, "sizeInBytes": file.stat().st_size}} for file in files]
+        # URL-encoded; the first one is relative, the others are absolute.
+        paths = [file.as_uri() if number else quote(file.name) for number, file in enumerate(files)]
+        sidecars = [
+            {"sidecar": {"path": path, "sizeInBytes": file.stat().st_size}}
+            for path, file in zip(paths, files, strict=True)
+        ]
         return [{"checkpointMetadata": {"version": version, "tags": {}}}, *top, *sidecars], files
 
     def hint(self, version: int, **fields: Any) -> None:

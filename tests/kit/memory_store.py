@@ -220,14 +220,20 @@ class MemoryStateStore:
 
     def take_lease(self, seen: Lease, holder: str, *, has_lock: bool, address: str | None = None) -> bool:
         with self._lock:
-            if self._lease != seen:
+            now = self._lease
+            if (now.token, now.renewals) != (seen.token, seen.renewals):
                 return False
-            self._lease = Lease(seen.token + 1, holder, has_lock=has_lock, address=address)
+            self._lease = Lease(seen.token + 1, holder, has_lock=has_lock, address=address, reloads=now.reloads)
             return True
 
-    def renew_lease(self, *, has_lock: bool) -> None:
+    def renew_lease(self, *, has_lock: bool) -> int:
         with self._lock:
             self._lease = replace(self._lease, renewals=self._lease.renewals + 1, has_lock=has_lock)
+            return self._lease.reloads
+
+    def ask_for_reload(self) -> None:
+        with self._lock:
+            self._lease = replace(self._lease, reloads=self._lease.reloads + 1)
 
     def check_lease(self) -> None:
         """Nobody else can have taken it."""

@@ -72,6 +72,8 @@ class Service:
 
     def __post_init__(self) -> None:
         self._numbers = count(1)
+        # What left the configuration with the last reload, and what leaves it with the next one.
+        self._gone: list[str] = []
         self._left: list[str] = []
         self._config = self.folder / "config.yaml"
         self._write_config()
@@ -117,6 +119,11 @@ class Service:
 
     def take_up(self, *tables: Served) -> None:
         """Put tables into the configuration, and wait until the daemon knows them."""
+        # A test may have lost the state database.
+        if gone := [record.name for record in self.store.list_tables() if record.name in self._gone]:
+            # The daemon says a moment after a reload which tables it has: by now it has done so, and once is enough.
+            self.wait(lambda: self._run("forget", *gone).exit_code == 0, "tables to be forgotten")
+        self._gone, self._left = self._left, []
         for table in tables:
             table.begin()
         self.tables |= {table.name: table for table in tables}
@@ -127,14 +134,7 @@ class Service:
         def is_taken_up() -> bool:
             return self._reloads() > reloads and self._followed() == self.tables.keys()
 
-        def is_forgotten() -> bool:
-            return self._run("forget", *self._left).exit_code == 0
-
         self.wait(is_taken_up, "the reload")
-        if self._left:
-            # The daemon says a moment later which tables it has.
-            self.wait(is_forgotten, "tables to be forgotten")
-            self._left.clear()
 
     def _followed(self) -> set[str]:
         return {name for name, status in self.daemon.tables().items() if status["state"] != "gone"}

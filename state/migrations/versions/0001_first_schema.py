@@ -20,6 +20,7 @@ def upgrade() -> None:
         sa.Column("renewals", sa.BigInteger(), nullable=False),
         sa.Column("has_lock", sa.Boolean(), nullable=False),
         sa.Column("address", sa.Text()),
+        sa.Column("reloads", sa.BigInteger(), nullable=False, server_default="0"),
         sa.Column("share", sa.Integer()),
         *_columns(sa.Text(), "place", "identity"),
     )

@@ -23,6 +23,7 @@ from daemon.delta.deletion_vector import Vector, find_place, frame_bytes, read_p
 from daemon.delta.position_set import PositionSet, check_positions, decode_positions, is_restored, new_positions
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.store.locations import Span
+from daemon.store.recent import Recent
 from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.examples import examples
@@ -515,6 +516,20 @@ def test_one_read_a_dv(tmp_path: Path) -> None:
     assert read_dv_bytes(storage, "file:///t", dv_at(f"file://{path}", 1, SMALL, 3)) == SMALL
     assert read_dv_bytes(storage, "file:///t", dv_at(f"file://{path}", second, other, 1)) == other
     assert storage.spans == [Span(0, 1 + len(framed(SMALL))), Span(second, len(framed(other)))]
+
+
+def test_a_known_dv_is_not_read_again(tmp_path: Path) -> None:
+    """It is known by its place: another one in the same file may have the same size."""
+    path, models = tmp_path / "dv.bin", [{1}, {2}]
+    blobs = [portable_bytes(model) for model in models]
+    path.write_bytes(b"\1" + b"".join(map(framed, blobs)))
+    places = (1, 1 + len(framed(blobs[0])))
+    descriptors = [dv_at(f"file://{path}", offset, blob, 1) for offset, blob in zip(places, blobs, strict=True)]
+    storage, recent = CountingStorage(), Recent[bytes](1 << 10, len)
+    for _ in range(2):
+        found = [read_vectors(storage, "file:///t", [descriptor], recent)[0] for descriptor in descriptors]
+        assert [listed(vector.positions()) for vector in found] == [sorted(model) for model in models]
+    assert len(storage.spans) == 2
 
 
 @given(st.lists(st.sets(st.integers(0, 300_000), max_size=5), min_size=1, max_size=12), st.data())

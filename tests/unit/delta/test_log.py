@@ -409,6 +409,21 @@ def test_a_commit_that_grows_while_it_is_read_is_not_yet_there(cut: int, since_m
     assert [remove.path for remove in log.read_commit(0).removes] == [f"{LOCATION}/b"]
 
 
+def test_a_commit_that_shrinks_while_it_is_read_is_not_yet_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is put in the place of a longer one is read again, although it ends with a whole line, too."""
+    log, stat, whole = log_of(WHOLE), MemoryStorage.stat, lines({"add": ADD})
+
+    def stat_and_replace(storage: MemoryStorage, path: str) -> FileMeta:
+        found = stat(storage, path)
+        storage.files[path] = whole
+        return found
+
+    monkeypatch.setattr(MemoryStorage, "stat", stat_and_replace)
+    with pytest.raises(CommitIncomplete, match=f"had {len(WHOLE)} bytes, and fewer when it was read"):
+        log.read_commit(0)
+    assert not log.read_commit(0).removes
+
+
 @pytest.mark.parametrize("data", [b"", b"\n", b"  \n\n"])
 def test_an_empty_commit_is_not_yet_there(data: bytes) -> None:
     """A file that was created and not yet written holds nothing."""

@@ -59,6 +59,21 @@ def test_an_answer_that_is_cut(answer: bytes) -> None:
         Connections().request("GET", url, {})
 
 
+@pytest.mark.parametrize("token", ["a\r\nHost: evil", "a\n", "a\0b", "é"])
+def test_a_token_that_is_no_header(token: str) -> None:
+    """Is refused before anybody is asked, and not quoted."""
+    with pytest.raises(ValueError, match=r"more than one line|can't encode") as refused:
+        Connections().request("GET", "http://127.0.0.1:9/", {"Authorization": f"Bearer {token}"})
+    assert "evil" not in str(refused.value)
+
+
+def test_a_proxy_of_the_environment_gets_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
+    monkeypatch.setenv("ALL_PROXY", "http://127.0.0.1:9")
+    with server([WHOLE]) as url:
+        assert Connections().request("GET", url, {}).data == b"yes"
+
+
 def test_a_server_is_asked_if_its_certificate_is_trusted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for Python's own clients: SSL_CERT_FILE names authorities besides those of the system."""
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daemon.delta.log import DeltaLog
 from daemon.errors import ObjectMissing, SourceCatalogAway
 from daemon.sources.credentials import Credentials
 from daemon.sources.ratified import STAGED_FOLDER, Ratified, RatifiedStorage, StagedCommit
@@ -113,6 +114,18 @@ def test_a_poll_is_one_request(catalog: Catalog) -> None:
     # What is known to be there is not asked for.
     assert catalog.storage.exists(catalog.path(0))
     assert catalog.asked == 5
+
+
+def test_the_newest_commit_that_is_published_and_missing(catalog: Catalog) -> None:
+    """Is no sign that there is no news."""
+    log = DeltaLog(catalog.storage, f"file://{catalog.folder.parent}", catalog.clock)
+    catalog.ratify("first")
+    assert log.has_next(0)
+    assert not log.has_next(1)
+    catalog.clock.seconds += 10
+    catalog.newest = 1
+    with pytest.raises(SourceCatalogAway, match="names version 1"):
+        log.has_next(1)
 
 
 def test_a_staged_file_that_is_published_and_removed_meanwhile(catalog: Catalog) -> None:
