@@ -70,9 +70,8 @@ def show_state(
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())
     operation = RESYNCED if existing else None
     with Transaction(context, Shown(record, table), shape.definition, to_version=state.version) as transaction:
-        with tracing.step("mirrors"):
-            planner = planner_for(context, Shown(record, table), shape.table, state.metadata)
-            state = mirror_state(MirrorMaker(context, transaction, record.id, planner), state)
+        planner = planner_for(context, Shown(record, table), shape.table, state.metadata)
+        state = mirror_state(MirrorMaker(context, transaction, record.id, planner), state)
         with tracing.step("manifests"):
             answers = _write_manifests(context, transaction, state, shape, table)
         written = [answer.written for answer in answers]

@@ -25,6 +25,7 @@ from daemon.errors import ObjectMissing, Unsupported
 from daemon.iceberg.references import live_entries
 from daemon.mirror.defaults import defaults_of
 from daemon.mirror.substitution import MirroredState, Mirrors, find_mirror_name, hash_path
+from daemon.observe import tracing
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.inspection import Inspection
 from daemon.pipeline.mirrors import KINDS, MirrorPlanner, MirrorTask, WantedMirror
@@ -168,9 +169,10 @@ def mirror_state(maker: MirrorMaker, state: TableState) -> TableState:
         return state
     progress = maker.context.progress
     on_progress = partial(progress.advanced, what="inspected data files") if progress else None
-    parts = state.map_adds(maker.planner.plan_part, manifests_needed(state.files), on_progress)
-    wanted = [mirror for part in parts for mirror in part.mirrors]
-    return MirroredState.over(state, maker.make(wanted)) if wanted else state
+    with tracing.step("mirrors"):
+        parts = state.map_adds(maker.planner.plan_part, manifests_needed(state.files), on_progress)
+        wanted = [mirror for part in parts for mirror in part.mirrors]
+        return MirroredState.over(state, maker.make(wanted)) if wanted else state
 
 
 def inspect_added(maker: MirrorMaker, change: TableChange, mirrors: Mirrors) -> tuple[TableChange, Inspection, Mirrors]:
