@@ -131,9 +131,11 @@ def test_a_daemon_ends_when_its_state_database_is_overwritten(tmp_path: Path, ta
     older = state.read_bytes()
     with daemon(config) as running:
         running.synced_to("t", delete_next(table))
+        running.signal(signal.SIGSTOP)
         state.write_bytes(older)
         for suffix in ("-wal", "-shm"):
             state.with_name(f"{state.name}{suffix}").unlink()
+        running.signal(signal.SIGCONT)
         assert "was removed or replaced while dvsync was running" in running.told("lease.lost")["reason"]
         assert running.end() == 1
     # Nothing of the former contents was written into the copy.
