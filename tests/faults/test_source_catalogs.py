@@ -285,7 +285,7 @@ def test_a_gap_between_the_log_and_what_is_named(table: Managed, follow: Callabl
     assert followed.rows() == []
     table.told.commits = [first, *others]
     table.stage(1, first=3)
-    # The waits between the tries of a table that is refused have grown.
+    # Alone it takes half a minute.
     until(lambda: daemon.tables()[ORDERS]["synced_version"] == 4, "it goes on", wait_s=400)
     assert followed.rows() == table.live_rows()
 
