@@ -53,8 +53,9 @@ def remove_entry(text: str, number: int) -> str:
         others = tables.value
         start = entry.start_mark.index if number == 0 else _end(others[number - 1])
         end = others[1].start_mark.index if number == 0 and len(others) > 1 else _end(entry)
-        # A comment there may be about another entry.
-        edited = text if "#" in text[start:end] else text[:start] + text[end:]
+        # A comment beside the entry may be about another one.
+        beside = text[start : entry.start_mark.index] + text[_end(entry) : end]
+        edited = text if "#" in beside else text[:start] + text[end:]
     else:
         start = text.rfind("\n", 0, text.rfind("-", 0, entry.start_mark.index)) + 1
         edited = text[:start] + text[_line_end(text, _end(entry)) :]

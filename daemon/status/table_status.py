@@ -209,13 +209,8 @@ def table_status(
 ) -> TableStatus:
     """Return what is known of a table. `now_s` is on the monotonic clock, as `seen` has it."""
     record = seen.record or TableRecord(0, table.name, table.source, table.target)
-    entry, counts, error, pause, synced = (
-        table.entry,
-        seen.counts,
-        record.error,
-        record.pause_at(now_ms),
-        record.synced_version,
-    )
+    counts, error, pause, synced = seen.counts, record.error, record.pause_at(now_ms), record.synced_version
+    entry = table.entry
     live = None if synced is None else counts
     # What the source had before its log vanished is not what it has now.
     source_version = None if has_lost_log(record) else seen.source_version

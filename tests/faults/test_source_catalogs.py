@@ -271,7 +271,8 @@ def test_another_staged_file_than_before(table: Managed, follow: Callable[..., F
 
 
 def test_a_gap_between_the_log_and_what_is_named(table: Managed, follow: Callable[..., Followed]) -> None:
-    followed = follow()
+    """Without Spark, which would be started to judge such a log."""
+    followed = follow(engine="local")
     daemon = followed.start()
     daemon.synced_to(ORDERS, 0)
     daemon.kill()
