@@ -40,7 +40,10 @@ def logging_fsync(function: Callable[[Any], Any], log: Path, batches: Any) -> It
             lines.write(os.readlink(f"/proc/self/fd/{descriptor}") + "\n")
 
     os.fsync = logged  # type: ignore[assignment]
-    yield from function(batches)
+    try:
+        yield from function(batches)
+    finally:
+        os.fsync = fsync  # The process goes on to other tasks.
 
 
 TYPES = """

@@ -163,7 +163,8 @@ def begin(service: Service, folder: Path, random: Random, *, format_version: int
     table.create()
     options = {"format_version": format_version, "maintenance": MAINTENANCE, "verify": {"period": "5s"}}
     served = service.serve(folder / "iceberg", table.location, **options)
-    return Life(History(table, random), served)
+    # A file that comes back is new to Iceberg: its rows get new ids.
+    return Life(History(table, random, brings_back=False), served)
 
 
 def upgrade(service: Service, served: Served) -> Served:

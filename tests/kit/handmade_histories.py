@@ -8,17 +8,21 @@ from tests.kit.handmade import COLUMNS, HandmadeTable
 
 
 class History:
-    """Random Delta commits; `versions` are those with a change of rows, which have one snapshot each."""
+    """Random Delta commits; `versions` are those with a change of rows, which have one snapshot each.
 
-    def __init__(self, table: HandmadeTable, random: Random) -> None:
+    With `brings_back`, files that were removed are added again.
+    """
+
+    def __init__(self, table: HandmadeTable, random: Random, *, brings_back: bool = True) -> None:
         self.table = table
         self.random = random
+        self._brings_back = brings_back
         self.versions = [0]
         self._columns = list(COLUMNS)
 
     def play(self) -> None:
         kinds = [self._append, self._delete, self._delete, self._restore, self._remove, self._add_column]
-        kinds += [self._bring_back] if self._gone() else []
+        kinds += [self._bring_back] if self._brings_back and self._gone() else []
         self.random.choice(kinds if self.table.live else [self._append])()
 
     def _append(self) -> None:
