@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
@@ -156,12 +157,16 @@ def check_jars(settings: SparkSettings) -> None:
     conf = settings.conf
     if "spark.jars.ivySettings" in conf or "delta-spark" in conf.get("spark.jars", ""):
         return
-    folder = Path(conf.get("spark.jars.ivy", Path(getpwuid(os.getuid()).pw_dir, IVY_FOLDER))) / "jars"
+    folder = ivy_folder(conf) / "jars"
     if not (folder / f"{DELTA_GROUP}_{DELTA_ARTIFACT}-{DELTA_VERSION}.jar").is_file():
         raise PipelineAway(
             f"{DELTA_JAR} is not in {folder}; Spark will try to download it at its first start",
             hint="Run `dvsync setup` once with network access, as the same user.",
         )
+
+
+def ivy_folder(conf: Mapping[str, str]) -> Path:
+    return Path(conf.get("spark.jars.ivy", Path(getpwuid(os.getuid()).pw_dir, IVY_FOLDER)))
 
 
 def check_session(spark: SparkSession) -> None:

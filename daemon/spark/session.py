@@ -24,6 +24,7 @@ from daemon.masking import SECRET_KEY
 from daemon.observe import log as events
 from daemon.spark.jars import DELTA_JAR, check_pipeline, check_session, joined
 from daemon.spark.jvm import JvmOutput, end_jvm, find_missing_jars, launch_jvm
+from daemon.spark.resolved_jars import remember_resolved_jars, with_resolved_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -173,6 +174,8 @@ class SparkPipeline:
             os.environ.setdefault("SPARK_LOCAL_IP", LOCAL_DEFAULTS["spark.driver.bindAddress"])
         builder = SparkSession.builder.master(self._settings.master)
         conf = session_conf(self._settings)
+        if not self.is_on_cluster:
+            conf = with_resolved_jars(conf)
         for key, value in conf.items():
             builder = builder.config(key, value)
         output = JvmOutput()
@@ -183,6 +186,8 @@ class SparkPipeline:
             check_session(session)
             if self.is_on_cluster:
                 send_modules(session)
+            else:
+                remember_resolved_jars(conf, session)
             self._session, self._owned = session, True
             if threading.current_thread() is threading.main_thread():
                 # Restore our handler: PySpark installs its own, which cancels jobs and raises KeyboardInterrupt.

@@ -18,6 +18,7 @@ from daemon.config.settings import SparkSettings
 from daemon.errors import PipelineAway
 from daemon.spark import jars as spark_jars
 from daemon.spark.jars import DELTA_JAR, check_jars, check_pipeline, check_session
+from daemon.spark.resolved_jars import PACKAGES, remember_resolved_jars, with_resolved_jars
 from tests.kit.daemons import daemon
 from tests.kit.forking import run_forked
 from tests.kit.handmade import HandmadeTable
@@ -220,3 +221,23 @@ def test_the_delta_that_spark_loaded_is_looked_at(spark, monkeypatch: pytest.Mon
     monkeypatch.setattr(spark_jars, "DELTA_VERSION", "4.0.0")
     with pytest.raises(PipelineAway, match=r"with Delta 4\.4\.0 was started, but dvsync needs 4\.1 and 4\.0\.0"):
         check_session(spark)
+
+
+def test_jars_that_are_known_are_not_resolved_again(spark, tmp_path: Path):
+    """Those of the same packages, as long as each is there, and unless their versions may change."""
+    conf = {"spark.jars": "/own.jar", "spark.jars.ivy": str(tmp_path), PACKAGES: f"{DELTA_JAR},a:b:1.0"}
+    assert with_resolved_jars(conf) == conf
+    remember_resolved_jars(conf, spark)
+    own, *jars = with_resolved_jars(conf)["spark.jars"].split(",")
+    assert with_resolved_jars(conf) == {"spark.jars": ",".join([own, *jars]), "spark.jars.ivy": str(tmp_path)}
+    assert own == "/own.jar" and all(Path(jar.removeprefix("local:")).is_file() for jar in jars)
+    assert any("io.delta_delta-spark" in jar for jar in jars)
+    for others in ({PACKAGES: DELTA_JAR}, {"spark.jars.excludes": "c:d"}, {"spark.jars.repositories": "https://a"}):
+        assert with_resolved_jars(conf | others) == conf | others
+    (record,) = tmp_path.iterdir()
+    record.write_text(f"{record.read_text()}{tmp_path / 'gone.jar'}\n")
+    assert with_resolved_jars(conf) == conf
+    record.unlink()
+    for version in ("1.0-SNAPSHOT", "latest.release", "1.+", "[1.0,2.0)"):
+        remember_resolved_jars({**conf, PACKAGES: f"{DELTA_JAR},a:b:{version}"}, spark)
+    assert list(tmp_path.iterdir()) == []

@@ -13,6 +13,7 @@ from filelock import FileLock
 
 from daemon.config.settings import SparkSettings
 from daemon.spark.jars import ICEBERG_JAR, S3_EXCLUDES, s3_jars
+from daemon.spark.resolved_jars import remember_resolved_jars, with_resolved_jars
 from daemon.spark.session import FOR_TINY_TABLES, session_conf
 
 if TYPE_CHECKING:
@@ -57,11 +58,14 @@ def start(warehouse: Path, run_folder: Path) -> SparkSession:
     with_our_modules()
     settings = SparkSettings(master="local[2]", conf={**conf(), "spark.sql.warehouse.dir": str(warehouse)})
     builder = SparkSession.builder.master(settings.master)
-    for key, value in session_conf(settings).items():
-        builder = builder.config(key, value)
     # The processes of one run share Ivy's folder, which two resolvers at once leave with jars cut short.
     with FileLock(run_folder / "jars.lock"):
-        return builder.getOrCreate()
+        chosen = with_resolved_jars(session_conf(settings))
+        for key, value in chosen.items():
+            builder = builder.config(key, value)
+        session = builder.getOrCreate()
+        remember_resolved_jars(chosen, session)
+        return session
 
 
 def connect(gateway: Mapping[str, str]) -> SparkSession:
