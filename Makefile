@@ -4,6 +4,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMPS := $(VENV)/stamps
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+# Images set it. Then each of hundreds of processes in the tests would compile all that it imports, for five seconds.
+export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup lint check test test-long histories demo bench build docs lock clean
