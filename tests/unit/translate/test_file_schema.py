@@ -236,7 +236,7 @@ def test_hidden_columns_may_grow() -> None:
 def test_what_pyiceberg_cannot_take_is_refused(kind: pa.DataType) -> None:
     """It refuses a file for the Arrow type of any column, one that nobody asks for as well."""
     with pytest.raises(
-        Unsupported, match="an Arrow schema that Iceberg cannot have .* which PyIceberg and Polars would misread"
+        Unsupported, match=r"an Arrow schema that Iceberg cannot have .* which PyIceberg and Polars would misread"
     ):
         check_file_schema(pa.schema([field("a", pa.int64()), field("h", kind)]), table_of(("a", "long")))
 
@@ -246,7 +246,7 @@ def test_ids_that_are_no_numbers_are_refused(number: str) -> None:
     """What a writer put into the Arrow schema of a file is not trusted to be a number."""
     stored = pa.schema([pa.field("id", pa.int64(), metadata={"PARQUET:field_id": number})])
     with pytest.raises(
-        Unsupported, match="an Arrow schema that Iceberg cannot have .* which PyIceberg and Polars would misread"
+        Unsupported, match=r"an Arrow schema that Iceberg cannot have .* which PyIceberg and Polars would misread"
     ):
         check_file_schema(stored, table_of(("id", "long")))
 
