@@ -122,6 +122,24 @@ class LimitsSettings(_Frozen):
     """The most tables that sync at the same time."""
 
 
+class Reader(StrEnum):
+    """A program that reads Iceberg tables. `POLARS` are both its readers: its own, and the one by PyIceberg."""
+
+    SPARK = "spark"
+    PYICEBERG = "pyiceberg"
+    POLARS = "polars"
+    DUCKDB = "duckdb"
+    CLICKHOUSE = "clickhouse"
+    TRINO = "trino"
+    ATHENA = "athena"
+    SNOWFLAKE = "snowflake"
+    BIGQUERY = "bigquery"
+
+
+# Those that are tested with every type and operation.
+TESTED_READERS = (Reader.SPARK, Reader.PYICEBERG, Reader.POLARS, Reader.DUCKDB)
+
+
 class SourceName(NamedTuple):
     source: str  # a name under `sources`
     pattern: str
@@ -143,8 +161,9 @@ class DefaultsSettings(_Frozen):
     format_version: int = Field(2, ge=2, le=3)
     """[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot
     go back."""
-    int96_overflow: Literal["refuse", "follow"] = "refuse"
-    """Refuse or follow files with INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars read wrong."""
+    readers: tuple[Reader, ...] = Field(TESTED_READERS, min_length=1)
+    """The programs that read the Iceberg table. What only others [would misread](compatibility.md#readers) is
+    followed."""
     partition_time_zone: Annotated[str, AfterValidator(time_zone_name)] = "UTC"
     """Time zone of timestamp partition values without a zone: the session time zone of the Spark that wrote them. A
     change needs `dvsync resync` of such tables."""
@@ -167,10 +186,6 @@ class DefaultsSettings(_Frozen):
     (delta.deletedFileRetentionDuration)."""
     version_hint: bool = False
     """Write metadata/version-hint.text after each commit, for readers [by folder](reading.md#by-folder)."""
-
-    @property
-    def may_overflow(self) -> bool:
-        return self.int96_overflow == "follow"
 
     @property
     def has_mirrors(self) -> bool:

@@ -27,6 +27,7 @@ from pyiceberg.types import (
 
 from daemon.delta.features import fields_of, inner_types
 from daemon.errors import CorruptInput, Unsupported
+from daemon.translate.readers import Fault, Faults
 
 # As Spark's DataType.fromJson reads them.
 PRIMITIVES: Mapping[str, PrimitiveType] = {
@@ -111,13 +112,15 @@ def parse_struct(schema_string: str) -> dict[str, Any]:
     return struct
 
 
-def check_names(struct: dict[str, Any]) -> None:
-    """Raise `Unsupported` naming the columns whose names Iceberg reserves. Nested fields may have such names."""
+def check_names(struct: dict[str, Any], faults: Faults) -> None:
+    """Check for columns whose names Iceberg reserves. Nested fields may have such names. Raises as `Faults.add`."""
     names = [str(field["name"]) for field in struct["fields"]]
     reserved = [name for name in names if name in RESERVED_NAMES or name.casefold() == POSITION_NAME]
     if reserved:
-        raise Unsupported(
-            f"Iceberg reserves the name of column {', '.join(reserved)}: Spark cannot read a table with such a column",
+        faults.add(
+            Fault.RESERVED_NAME,
+            ", ".join(reserved),
+            f"Iceberg reserves the name of column {', '.join(reserved)}",
             hint="Rename it in Delta: ALTER TABLE … RENAME COLUMN, with delta.columnMapping.mode = 'name', or CREATE "
             "OR REPLACE TABLE … AS SELECT if the table has arrays or maps.",
         )

@@ -26,6 +26,7 @@ from pyiceberg.types import (
 
 from daemon.errors import MirrorKind, Unsupported
 from daemon.translate.name_mapping import Path, column_finder, first_names, takes_name, with_unmapped
+from daemon.translate.readers import Fault, Faults, misreaders
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -66,7 +67,8 @@ class FileSchema:
     those to which the file gives field ids. `respelled` are the paths of columns that the table spells otherwise.
     `int96` maps the field ids of timestamps stored as INT96 to their top-level columns in the file. `views` are the
     field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
-    are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds.
+    are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds. `faults` are what programs
+    that are not among the table's readers would misread, with the columns.
     """
 
     hidden: set[Path] = dataclasses.field(default_factory=set)
@@ -76,23 +78,31 @@ class FileSchema:
     views: set[int] = dataclasses.field(default_factory=set)
     days: set[int] = dataclasses.field(default_factory=set)
     millis: set[str] = dataclasses.field(default_factory=set)
+    faults: set[tuple[Fault, str]] = dataclasses.field(default_factory=set)
 
     @property
     def traits(self) -> FileTraits:
-        return FileTraits(frozenset(self.hidden | self.respelled), bool(self.millis), frozenset(self.hidden_ids))
+        return FileTraits(
+            frozenset(self.hidden | self.respelled),
+            bool(self.millis),
+            frozenset(self.hidden_ids),
+            faults=frozenset(fault for fault, _ in self.faults),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class FileTraits:
     """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet.
 
-    `has_mirrors`: some of them are mirrors of Delta's.
+    `has_mirrors`: some of them are mirrors of Delta's. `faults`: what programs that are not among the table's readers
+    would misread.
     """
 
     unmapped: frozenset[Path] = frozenset()
     has_millis: bool = False
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
     has_mirrors: bool = False
+    faults: frozenset[Fault] = frozenset()
 
     def __or__(self, other: FileTraits) -> FileTraits:
         return FileTraits(
@@ -100,6 +110,7 @@ class FileTraits:
             self.has_millis or other.has_millis,
             self.hidden_ids | other.hidden_ids,
             self.has_mirrors or other.has_mirrors,
+            self.faults | other.faults,
         )
 
 
@@ -107,7 +118,8 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     """Return whether readers may find other columns by the schema `after` in files that were checked against `before`.
 
     Such files must be checked again. Example: a file has the columns a and b, the table only a. If the table gets a
-    column b or B, Delta shows the file's b in it. If a is spelled A from then on, Delta still finds it.
+    column b or B, Delta shows the file's b in it. If a is spelled A from then on, Delta still finds it. So they must be
+    if a reader came back that would misread them.
     """
     new_ids = after.schema.field_ids - before.schema.field_ids
     names = {number: name for number, name in first_names(before.name_mapping) if number in before.schema.field_ids}
@@ -117,6 +129,7 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
         or any(names.get(field_id, name) != name for field_id, name in first_names(after.name_mapping))
         or after.filled - before.filled
         or after.needs_ids > before.needs_ids
+        or any(misreaders(fault, after.readers) for fault in before.faults)
         # A value such as 0.1 of a float partition is another one as a double.
         or any(
             field.source_id not in new_ids
@@ -129,7 +142,8 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
 def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
     """Compare a file's Arrow `schema` with the table's. `leaf_paths` are the file's columns, spelled as in Parquet.
 
-    Raises `Unsupported` naming a column that some reader would not find, confuse with another, or read as another type.
+    Raises `Unsupported` naming a column that one of the table's readers would not find, confuse with another, or read
+    as another type.
     """
     has_ids = any(_id(field) is not None for column in schema for _, field in _paths(column, ()))
     if table.needs_ids and not has_ids:
@@ -137,9 +151,11 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
             "the file has no field ids, but the table's column mapping is by id: Delta on Spark does not read it",
             hint="Rewrite the file, with field ids, with the program that wrote it.",
         )
-    walk = _Walk(has_ids=has_ids, table=table)
+    faults = Faults(table.readers)
+    walk = _Walk(has_ids=has_ids, table=table, faults=faults)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     found = walk.seen
+    found.faults = faults.found
     found.hidden_ids -= table.hidden_ids
     # Hidden columns as well: a later version may name them.
     found.millis |= {field.name for field in schema if _in_parquet(field.type) in MILLIS}
@@ -151,16 +167,16 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
         # One unknown Arrow type in any column is enough for PyIceberg to refuse the file.
         pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
-        raise Unsupported(
-            f"PyIceberg and Polars cannot read the file: {error}", hint=REWRITE, lifted_by="footer"
-        ) from error
+        what = f"the file has an Arrow schema that Iceberg cannot have ({error})"
+        faults.add(Fault.ARROW_TYPE, "", what, hint=REWRITE, lifted_by="footer")
     # Parquet's LogicalTypes.md, "Nested Types": DuckDB reads older layouts of lists and maps as null.
     patterns = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name)))
     for pattern, path in zip(patterns, leaf_paths, strict=True):
         if not re.fullmatch(pattern, path):
-            raise Unsupported(
-                f"column {path} of the file has the layout of lists or maps in older Parquet files: some readers "
-                "show nulls",
+            faults.add(
+                Fault.LAYOUT,
+                path,
+                f"column {path} of the file has the layout of lists or maps in older Parquet files",
                 hint="Rewrite the file with Spark, and set spark.sql.parquet.writeLegacyFormat=false. delta-rs writes "
                 "maps in the older layout, too.",
                 lifted_by="footer",
@@ -228,8 +244,9 @@ def _id(field: pa.Field) -> int | None:
 class _Walk:
     """Walks over a file's fields and the name mapping in parallel."""
 
-    def __init__(self, *, has_ids: bool, table: TableSchema) -> None:
+    def __init__(self, *, has_ids: bool, table: TableSchema, faults: Faults) -> None:
         self.seen = FileSchema()
+        self._faults = faults
         self._spelled_otherwise: set[Path] = set()
         self._has_ids = has_ids
         self._table = table
@@ -291,26 +308,44 @@ class _Walk:
             hint = REWRITE if len(path) == 1 else REWRITE_INNER
             # By id, Delta finds columns and the fields of structs, but not what lists and maps have inside.
             lifted_by: MirrorKind | None = None if self._table.needs_ids and not is_inside else "footer"
-            raise _unreadable(named, f"carries {carried}, but the column's is {column.field_id}", lifted_by, hint)
+            why = f"carries {carried}, but the column's is {column.field_id}"
+            if not is_inside or _id(field) is not None:
+                raise _unreadable(named, why, lifted_by, hint)
+            what = f"column {'.'.join(named)} of the file {why}"
+            fault = Fault.ELEMENT_IDS if named[-1] == "element" else Fault.MAP_IDS
+            self._faults.add(fault, ".".join(named), what, hint=hint, lifted_by=lifted_by)
         kind, wanted = _in_parquet(field.type), column.field_type
         inner = [each for each, _ in _inner(kind)]
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
             self.struct(inner, wanted, mapping, path, named)
-        elif isinstance(wanted, ListType) and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        elif isinstance(wanted, ListType) and any(is_list(kind) for is_list in LISTS):
+            if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+                self._other_type(kind, column, named, Fault.ARROW_TYPE, "footer")
             self._inside(inner, [wanted.element_field], mapping, path, named)
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
-        elif not is_stored_as(kind, wanted):
-            # Delta takes partition values from the log, whatever the file has.
-            is_partition = any(column.field_id == each.source_id for each in self._table.spec.fields)
-            lifted_by = "rewrite" if is_partition else lifts_type(field.type, wanted)
-            raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}", lifted_by)
-        elif kind == INT96:
+        elif kind == INT96 and is_stored_as(kind, wanted):
             self.seen.int96[column.field_id] = path[0]
-        elif pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
-            self.seen.views.add(column.field_id)
-        elif isinstance(wanted, DateType | TimestamptzType):
-            self.seen.days.add(column.field_id)
+        else:
+            if pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
+                self.seen.views.add(column.field_id)
+            if not is_stored_as(kind, wanted):
+                # Delta takes partition values from the log, whatever the file has.
+                is_partition = any(column.field_id == each.source_id for each in self._table.spec.fields)
+                fault = Fault.PARTITION_VALUE if is_partition else find_type_fault(field.type, wanted)
+                lifted_by = "rewrite" if is_partition else lifts_type(field.type, wanted)
+                self._other_type(kind, column, named, fault, lifted_by)
+            if isinstance(wanted, DateType | TimestamptzType):
+                self.seen.days.add(column.field_id)
+
+    def _other_type(
+        self, kind: pa.DataType, column: NestedField, named: Path, fault: Fault | None, lifted_by: MirrorKind | None
+    ) -> None:
+        why = f"is stored as {kind}, but the column's type is {column.field_type}"
+        if fault is None:
+            raise _unreadable(named, why, lifted_by)
+        name = ".".join(named)
+        self._faults.add(fault, name, f"column {name} of the file {why}", hint=REWRITE, lifted_by=lifted_by)
 
     def _inside(
         self,
@@ -327,8 +362,13 @@ class _Walk:
         # Where PyIceberg finds fields by the table's names, there may be no others: see `hides_renamed`.
         spelled = sorted(each for each in self._spelled_otherwise if each[: len(path)] == path != each)
         if spelled and not isinstance(parts[-1].field_type, StructType):
-            raise _unreadable(
-                named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise", "footer"
+            self._faults.add(
+                Fault.SPELLED_CONTENTS,
+                ".".join(named),
+                f"column {'.'.join(named)} of the file has the field {'.'.join(spelled[0])}, which the table spells "
+                "otherwise",
+                hint=REWRITE,
+                lifted_by="footer",
             )
 
 
@@ -383,6 +423,20 @@ def lifts_type(stored: pa.DataType, wanted: IcebergType) -> MirrorKind | None:
     }
     is_widened = isinstance(wanted, DecimalType) and _widens(kind, wanted)
     return "rewrite" if is_widened or by_rewrite.get(name, False) else None
+
+
+def find_type_fault(stored: pa.DataType, wanted: IcebergType) -> Fault | None:
+    """Return the fault of a value of another Parquet type that Delta on Spark reads; None if all readers misread it."""
+    kind, name = _in_parquet(_stored(stored)), str(wanted)
+    if name in ("timestamp", "timestamptz") and pa.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
+        # What Parquet has is the flag of UTC. Only Arrow knows names of zones.
+        return Fault.ARROW_TYPE if kind.tz and name == "timestamptz" else Fault.ZONE_FLAG
+    faults = {
+        Fault.BARE_DAYS: name == "date" and kind == pa.int32(),
+        Fault.BYTES: {name, str(kind)} == {"string", "binary"},
+        Fault.UNSIGNED: name in ("int", "long") and kind in (pa.uint8(), pa.uint16()),
+    }
+    return next((fault for fault, has_it in faults.items() if has_it), None)
 
 
 def _widens(kind: pa.DataType, wanted: DecimalType) -> bool:
