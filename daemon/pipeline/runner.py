@@ -41,8 +41,10 @@ DVS_PER_TASK = 500
 # Footers that one Spark task reads.
 DATA_FILES_PER_TASK = 1_000
 
-# Mirrors that are made before their sizes are recorded, and that one Spark task makes.
+# Mirrors that are made before their sizes are recorded, and that one Spark task makes; then so many tasks of each core
+# end before. Executors that come later are counted in the next round.
 MIRRORS_AT_ONCE = 50
+TASKS_OF_CORE = 4
 
 
 @dataclass(frozen=True)
@@ -153,8 +155,12 @@ class Runner:
             return
         # Each task of Spark has one that is rewritten, or some of the others.
         parts = list(divided(tasks, _work_of, size_max=MIRRORS_AT_ONCE, count_max=MIRRORS_AT_ONCE))
+        make = partial(make_on_spark, planner, dict(target_properties))
         with self.spark.session() as spark:
-            yield from map_on_spark(spark, parts, partial(make_on_spark, planner, dict(target_properties)))
+            while parts:
+                at_once = TASKS_OF_CORE * spark.sparkContext.defaultParallelism
+                yield from map_on_spark(spark, parts[:at_once], make)
+                del parts[:at_once]
 
     def _runs_here(self, *, fits: bool) -> bool:
         return fits if self.engine == "auto" else self.engine == "local"

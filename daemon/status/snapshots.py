@@ -20,6 +20,7 @@ from daemon.status.reading import read_lines
 from daemon.sync.comparison import COMPARED
 from daemon.sync.first_sync import RESYNCED
 from daemon.texts import iso_time
+from state import MirrorCount
 
 # The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
 PASSING_OVER = (RESYNCED, COMPARED)
@@ -63,7 +64,7 @@ class Choice(msgspec.Struct, frozen=True):
 class ShownTable(msgspec.Struct, frozen=True):
     """What the catalog shows of a table. `version` is the newest Delta version shown; None if it is not dvsync's.
 
-    `source` and `source_table` are as in `TableStatus`.
+    `source`, `source_table` and `mirrors` are as in `TableStatus`.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ShownTable(msgspec.Struct, frozen=True):
     format_version: int
     version: int | None
     snapshot: ShownSnapshot | None
+    mirrors: tuple[MirrorCount, ...]
     read: dict[str, str]
 
 
@@ -89,7 +91,7 @@ class _Line:
     timestamp_ms: int
 
 
-def show_table(settings: TableSettings, table: Table) -> ShownTable:
+def show_table(settings: TableSettings, table: Table, mirrors: tuple[MirrorCount, ...]) -> ShownTable:
     current = next((each for each in list_snapshots(table) if each.is_current), None)
     return ShownTable(
         name=settings.name,
@@ -101,6 +103,7 @@ def show_table(settings: TableSettings, table: Table) -> ShownTable:
         format_version=table.metadata.format_version,
         version=current.last_version if current else None,
         snapshot=current,
+        mirrors=mirrors,
         read=read_lines_of(table),
     )
 
