@@ -9,9 +9,12 @@ from decimal import Decimal
 from pathlib import Path
 from threading import Event
 
+import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 from pyspark.sql import SparkSession
 
+from daemon.mirror.substitution import find_mirror_name
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.follow import Followed
@@ -65,6 +68,29 @@ def test_lists_in_the_older_layout(service: Service, tmp_path: Path) -> None:
     table.step(f"INSERT INTO {{t}} SELECT {rows} FROM range(8, 12, 1, 1)")
     assert len(mirrors_of(table)) == 1
     table.step("DELETE FROM {t} WHERE id % 3 = 0")
+    table.step("OPTIMIZE {t}")
+    assert not mirrors_of(table)
+
+
+def convert(session: SparkSession, query: str, folder: Path) -> None:
+    session.sql(query).write.parquet(str(folder))
+    session.sql(f"CONVERT TO DELTA parquet.`{folder}`")
+
+
+def test_lists_in_lists_of_a_converted_table(service: Service, tmp_path: Path) -> None:
+    """Lists of two levels around those of three: Arrow does not open the file; by a new footer, all readers do."""
+    table = Followed(service, tmp_path, options={"mirrors": "footer"})
+    lists = "array(array(id, NULL), array(id)) AS l, map('k', array(array(id, NULL))) AS m, array(array(id)) AS two"
+    with table.writer.confs({"spark.sql.parquet.writeLegacyFormat": "true"}):
+        table.writer.do(convert, f"SELECT id, {lists} FROM range(0, 8, 1, 1)", table.source)
+    (path,) = table.source.glob("*.parquet")
+    with pytest.raises(pa.ArrowInvalid, match="must not be repeated"):
+        pq.ParquetFile(path)
+    table.step()
+    table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')", snapshots=0)
+    table.step("DELETE FROM {t} WHERE id % 3 = 0")
+    table.step(f"INSERT INTO {{t}} SELECT id, {lists} FROM range(8, 12, 1, 1)")
+    assert [find_mirror_name(path).kind for path in mirrors_of(table).values()] == ["footer"]  # type: ignore[union-attr]
     table.step("OPTIMIZE {t}")
     assert not mirrors_of(table)
 
