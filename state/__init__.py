@@ -28,4 +28,4 @@ from state.records import (
     Wait,
     WrittenFile,
 )
-from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
+from state.reports import Deletions, MirrorCount, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount

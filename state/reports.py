@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 from state.records import FileKind, FileStatus, LiveFile
+
+# A reason may name a value, so there may be one for each file.
+MIRROR_REASONS_MAX = 20
+OTHER_REASONS = "other reasons"
 
 
 class WrittenCount(msgspec.Struct, frozen=True):
@@ -20,14 +26,38 @@ class WrittenCount(msgspec.Struct, frozen=True):
     oldest_since_ms: int
 
 
+class MirrorCount(msgspec.Struct, frozen=True):
+    """The mirrors of one kind and for one reason that the newest snapshot shows: how many, and their bytes.
+
+    `why` is what readers would misread in their data files; None if the state store was rebuilt since they were made.
+    """
+
+    kind: str
+    why: str | None
+    files: int
+    size_bytes: int
+
+
+def most_frequent(mirrors: Iterable[MirrorCount]) -> tuple[MirrorCount, ...]:
+    """Return the MIRROR_REASONS_MAX with the most files, then the others of each kind as one, for OTHER_REASONS."""
+    ordered = sorted(mirrors, key=lambda each: (-each.files, each.kind, each.why or ""))
+    kept, others = ordered[:MIRROR_REASONS_MAX], ordered[MIRROR_REASONS_MAX:]
+    for kind in sorted({each.kind for each in others}):
+        of_kind = [each for each in others if each.kind == kind]
+        sums = sum(each.files for each in of_kind), sum(each.size_bytes for each in of_kind)
+        kept.append(MirrorCount(kind, OTHER_REASONS, *sums))
+    return tuple(kept)
+
+
 class TableCounts(msgspec.Struct, frozen=True):
-    """Sums for operators. `live_rows` = physical rows minus deleted positions."""
+    """Sums for operators. `live_rows` = physical rows minus deleted positions. For `mirrors` see `most_frequent`."""
 
     live_data_files: int
     live_rows: int
     deleted_positions: int
     live_bytes: int
     written: tuple[WrittenCount, ...] = ()
+    mirrors: tuple[MirrorCount, ...] = ()
 
     @property
     def live_delete_files(self) -> int:

@@ -165,7 +165,9 @@ def status(
     states: Annotated[
         list[str] | None, typer.Option("--state", help="Only tables in this state; may be repeated.", metavar="STATE")
     ] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="On a terminal, add files, deletions, orphans, format.")] = False,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="On a terminal, add files, mirrors, deletions, orphans, format.")
+    ] = False,
     watch: Annotated[bool, typer.Option("--watch", help="Repeat every two seconds, until Ctrl-C.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the list that /api/tables answers.")] = False,
     config: ConfigPath = None,

@@ -21,7 +21,15 @@ from rich.text import Text
 from daemon.errors import SyncError
 from daemon.masking import scrub
 from daemon.status.table_status import SyncState, TableStatus, worst_first
-from daemon.status.wording import count_states, differing_text, missing_text, paused_text, resync_text, size_text
+from daemon.status.wording import (
+    count_states,
+    differing_text,
+    mirrors_text,
+    missing_text,
+    paused_text,
+    resync_text,
+    size_text,
+)
 from daemon.texts import counted, iso_time, printable, span
 from daemon.verify.findings import hint_for
 
@@ -89,8 +97,10 @@ def print_statuses(
     console.print(_row(rows[0], widths))
     for cells, status in zip(rows[1:], ordered, strict=True):
         console.print(_row(cells, widths))
-        error = status.error
-        for note in (*_notes(status), *((f"{error.kind}: {error.message}", error.hint) if error else ())):
+        error, notes = status.error, [*_notes(status)]
+        if wide and status.mirrors:
+            notes.append(f"mirrors: {mirrors_text(status.mirrors)}")
+        for note in (*notes, *((f"{error.kind}: {error.message}", error.hint) if error else ())):
             console.print(Padding(Text(printable(note)), (0, 0, 0, GAP)))
 
 
@@ -101,6 +111,7 @@ def _print_lines(console: Console, statuses: Sequence[TableStatus]) -> None:
             f"{status.name} {status.state} synced={_or_dash(status.synced_version)}"
             f" source={_or_dash(status.source_version)} lag={_lag(status, '{:.0f} s'.format)}"
             f" at={status.last_synced_at or '-'} files={_or_dash(status.live_data_files)}"
+            f" mirrors={'-' if status.mirrors is None else mirrors_text(status.mirrors)}"
             f" deleted={_or_dash(status.deleted_positions)} orphans={_or_dash(status.orphans_waiting)}{size}"
             f" format={_or_dash(status.format_version)}"
         )

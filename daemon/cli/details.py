@@ -11,8 +11,9 @@ from rich.filesize import decimal
 from daemon.errors import ConfigInvalid
 from daemon.status.deletions import FileDeletions, FileDetail, TableDeletions
 from daemon.status.snapshots import Choice, ShownSnapshot, ShownTable
-from daemon.status.wording import size_text
+from daemon.status.wording import UNKNOWN_REASON, mirrors_text, size_text
 from daemon.texts import counted, span
+from state import MirrorCount
 
 HEADINGS = ("snapshot", "shows", "Delta's time (UTC)", "committed (UTC)", "operation")
 
@@ -69,7 +70,16 @@ def table_lines(shown: ShownTable) -> Iterator[str]:
         yield f"  shows     Delta version {shown.version}; the versions after {snapshot.version} changed no rows"
     for note in shown.notes:
         yield f"  note      {note}"
+    yield from _mirror_lines(shown.mirrors)
     yield from _reader_lines(shown.read)
+
+
+def _mirror_lines(mirrors: Sequence[MirrorCount]) -> Iterator[str]:
+    if mirrors:
+        yield f"\nMirrors in the place of data files that some reader would misread: {mirrors_text(mirrors)}"
+    for each in mirrors:
+        yield f"  {each.kind}: {counted(each.files, 'data file')}, {decimal(each.size_bytes)}"
+        yield f"    {each.why or UNKNOWN_REASON}"
 
 
 def _reader_lines(read: Mapping[str, str]) -> Iterator[str]:
@@ -104,7 +114,6 @@ def _short(time: str | None) -> str:
 
 
 BLOCKS = "▁▂▃▄▅▆▇█"
-UNKNOWN_REASON = "why is not known: the state database was rebuilt"
 STORAGE = {
     "u": "in files named by a UUID",
     "p": "in files named by a path",
@@ -138,11 +147,7 @@ def deletion_lines(found: TableDeletions, *, now_ms: int) -> Iterator[str]:
         age = span(max(0, now_ms - serving.since_ms) / 1000)
         serves = f"serves {counted(serving.data_files, 'data file')}"
         yield f"    {counted(serving.positions, 'position')}, {decimal(serving.size_bytes)}, {serves}, live for {age}"
-    if found.mirrors:
-        yield "\nMirrors in the place of data files that some reader would misread"
-        for mirrors in found.mirrors:
-            yield f"  {mirrors.kind}: {counted(mirrors.data_files, 'data file')}, {decimal(mirrors.mirror_bytes)}"
-            yield f"    {mirrors.why or UNKNOWN_REASON}"
+    yield from _mirror_lines(found.mirrors)
     yield f"\nOrphans that wait for cleanup: {sum(each.files for each in found.orphans):,}"
     for orphan in found.orphans:
         age = span(max(0, now_ms - orphan.oldest_since_ms) / 1000)

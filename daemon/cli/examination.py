@@ -152,14 +152,17 @@ def show(
 ) -> None:
     """Show where a table's Iceberg metadata is, and how to read it.
 
-    Prints the metadata file, the snapshot, the Delta version that it shows, and a line for each of Spark, PyIceberg,
-    DuckDB, Polars, Trino and ClickHouse.
+    Prints the metadata file, the snapshot, the Delta version that it shows, how many data files have mirrors and why,
+    and a line for each of Spark, PyIceberg, DuckDB, Polars, Trino and ClickHouse.
     """
     from daemon.cli.details import table_lines  # noqa: PLC0415
     from daemon.status.snapshots import show_table  # noqa: PLC0415
+    from daemon.translate.definition import has_mirrors  # noqa: PLC0415
 
     with _opened_table(context, table) as (opened, iceberg):
-        shown = show_table(opened.settings, iceberg)
+        record = opened.find_record() if has_mirrors(iceberg) else None
+        mirrors = opened.store.count(record.id).mirrors if record else ()
+        shown = show_table(opened.settings, iceberg, mirrors)
     say_found(shown, table_lines(shown), as_json=as_json)
 
 

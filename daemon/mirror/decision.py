@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import pyarrow.parquet as pq
 
@@ -13,6 +14,10 @@ from daemon.mirror.footer import mend_footer
 from daemon.mirror.parquet import as_arrow
 from daemon.store.storage import check_path
 from daemon.translate.schema import TableSchema
+
+# Of a list of two levels whose elements are lists of three, as Spark's legacy format has them, Arrow says that
+# "LIST-annotated groups must not be repeated".
+NOT_OPENED: Final = "the file has lists of an older layout in one another: Arrow, and so PyIceberg, does not open it"
 
 
 @dataclass(frozen=True)
@@ -38,7 +43,6 @@ def plan_mirror(
     try:
         as_read = as_arrow(footer)
     except CorruptInput as error:
-        # Arrow opens no file with lists of two levels in one another, which Spark reads.
         refused = error
     else:
         refused = _refusal(lambda: check(as_read))
@@ -49,7 +53,7 @@ def plan_mirror(
     mended = mend_footer(footer, table)
     still = _refusal(lambda: check(as_arrow(mended)))
     if still is None:
-        return MirrorPlan("footer", refused.message, mended)
+        return MirrorPlan("footer", NOT_OPENED if isinstance(refused, CorruptInput) else refused.message, mended)
     if still.lifted_by == "rewrite":
         return MirrorPlan("rewrite", still.message)
     still.lifted_by = None

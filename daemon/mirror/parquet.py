@@ -100,16 +100,25 @@ class Node:
                 yield path
 
 
-def load_footer(storage: FileIOStorage, path: str) -> Footer:
-    """Read a file's footer, with one request if it is small.
+def load_footer(storage: FileIOStorage, path: str, tail_bytes: int = TAIL_BYTES) -> Footer:
+    """Read a file's footer as `read_end` does.
 
     Raises `ObjectMissing`, `CorruptInput`, and `Unsupported` for an encrypted file.
     """
-    meta, tail = storage.read_tail(path, TAIL_BYTES)
-    size = int.from_bytes(tail[-END_BYTES:][:4], "little")
-    if tail.endswith(MAGIC) and len(tail) < size + END_BYTES <= min(meta.size, FOOTER_BYTES_MAX):
-        _, tail = storage.read_tail(path, size + END_BYTES)
-    return parse_footer(tail, meta.size)
+    size_bytes, tail = read_end(storage, path, tail_bytes)
+    return parse_footer(tail, size_bytes)
+
+
+def read_end(storage: FileIOStorage, path: str, tail_bytes: int) -> tuple[int, bytes]:
+    """Return a file's size, and its last bytes with the whole footer: one request if this has at most `tail_bytes`.
+
+    Raises `ObjectMissing`. The footer may be damaged.
+    """
+    meta, tail = storage.read_tail(path, tail_bytes)
+    needed = int.from_bytes(tail[-END_BYTES:][:4], "little") + END_BYTES
+    if tail.endswith(MAGIC) and len(tail) < needed <= meta.size:
+        _, tail = storage.read_tail(path, needed)
+    return meta.size, tail
 
 
 def parse_footer(tail: bytes, file_size_bytes: int) -> Footer:

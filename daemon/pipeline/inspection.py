@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import attrgetter, or_
@@ -19,8 +20,11 @@ import pyarrow.parquet as pq
 from pyiceberg.types import DateType, DoubleType, FloatType
 
 from daemon.delta.actions import AddFile
-from daemon.errors import CorruptInput, Unsupported, errors_at
+from daemon.errors import CorruptInput, SyncError, Unsupported, errors_at
 from daemon.mirror.calendar import DATETIME_SINCE, INT96_SINCE, LEGACY_DATETIME, LEGACY_INT96, is_legacy
+from daemon.mirror.decision import NOT_OPENED
+from daemon.mirror.footer import mend_footer
+from daemon.mirror.parquet import as_arrow, parse_footer, read_end
 from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
@@ -29,10 +33,9 @@ from daemon.translate.partition_values import internal_form, partition_of
 from daemon.translate.readers import Fault, Faults, misreaders
 from daemon.translate.schema import TableSchema
 
-# Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
-FOOTER_READ_BYTES = 64 << 10
-FOOTER_END_BYTES = 8
-MAGIC = b"PAR1"
+# Most footers are smaller: of a column some 200 bytes in each row group, and as many in what Spark adds.
+FOOTER_READ_BYTES_MIN, FOOTER_READ_BYTES_MAX = 16 << 10, 64 << 10
+COLUMN_BYTES = 512
 ARROW_SCHEMA = b"ARROW:schema"
 # No writer cuts the statistics of strings up to this many bytes.
 STATISTICS_STRING_MAX = 16
@@ -67,13 +70,53 @@ class Inspector:
             traits=reduce(or_, (file.traits for _, file in inspected), with_mirrors),
         )
 
-    def inspect_file(self, add: AddFile) -> tuple[Metrics, FileSchema]:
-        """Inspect one file, and return its metrics and its schema's properties. Raises as `inspect`."""
+    def inspect_file(self, add: AddFile, end: bytes | None = None) -> tuple[Metrics, FileSchema]:
+        """Inspect one file, of which `end` may be read already; see `read_end`. Raises as `inspect`.
+
+        Returns its metrics, and its schema's properties.
+        """
         try:
             check_path(add.path)
-            return self.check_file(add, read_footer(self.storage, add.path, add.size))
+            return self.check_file(add, self._parse_footer(add, self.read_end(add) if end is None else end))
         except Unsupported as error:
             raise error.lift_by(error.lifted_by) from error.__cause__
+
+    def read_end(self, add: AddFile) -> bytes:
+        """Read a file's last bytes, with its footer.
+
+        Raises `ObjectMissing`, and `CorruptInput` for another size, or a path that no file can have.
+        """
+        with suppress(Unsupported):
+            check_path(add.path)
+        expected = COLUMN_BYTES * len(self.table.schema.field_ids)
+        return _read_end(
+            self.storage,
+            add.path,
+            add.size,
+            tail_bytes=min(max(expected, FOOTER_READ_BYTES_MIN), FOOTER_READ_BYTES_MAX),
+            said_by="the Delta log",
+        )
+
+    def _parse_footer(self, add: AddFile, end: bytes) -> pq.FileMetaData:
+        try:
+            return parse_arrow_footer(end, add.path)
+        except CorruptInput as error:
+            if not self._is_mended(add, end):
+                raise
+            raise Unsupported(
+                NOT_OPENED,
+                path=add.path,
+                hint="Rewrite the file with Spark, and set spark.sql.parquet.writeLegacyFormat to false.",
+                lifted_by="footer",
+            ) from error
+
+    def _is_mended(self, add: AddFile, end: bytes) -> bool:
+        """Return whether Arrow opens the file by a new footer. Then nothing is damaged, and Spark reads the file."""
+        try:
+            as_arrow(mend_footer(parse_footer(end, add.size).metadata, self.table))
+        except SyncError:
+            return False
+        return True
 
     def check_file(self, add: AddFile, footer: pq.FileMetaData) -> tuple[Metrics, FileSchema]:
         """Check a file with its footer, or another one for the same pages. Returns and raises as `inspect_file`."""
@@ -185,20 +228,27 @@ def read_footer(storage: FileIOStorage, path: str, size: int, *, said_by: str = 
 
     Raises `ObjectMissing`, and `CorruptInput` if the file has another size or no footer.
     """
-    meta, tail = storage.read_tail(path, FOOTER_READ_BYTES)
-    if meta.size != size:
+    end = _read_end(storage, path, size, tail_bytes=FOOTER_READ_BYTES_MAX, said_by=said_by)
+    return parse_arrow_footer(end, path)
+
+
+def _read_end(storage: FileIOStorage, path: str, size: int, *, tail_bytes: int, said_by: str) -> bytes:
+    size_there, end = read_end(storage, path, tail_bytes)
+    if size_there != size:
         raise CorruptInput(
-            f"the file has {meta.size} bytes, but {said_by} says {size}",
+            f"the file has {size_there} bytes, but {said_by} says {size}",
             path=path,
             hint="If the file was cut or replaced, restore it, and `dvsync resume` the table. If the log is wrong, "
             "Delta itself may show too few rows: take the file out of the Delta table with RESTORE or an overwrite, "
             "and append its rows from the file; dvsync then continues by itself.",
         )
-    footer_bytes = int.from_bytes(tail[-FOOTER_END_BYTES:][:4], "little") + FOOTER_END_BYTES
-    if len(tail) < footer_bytes <= meta.size and tail.endswith(MAGIC):
-        _, tail = storage.read_tail(path, footer_bytes)
+    return end
+
+
+def parse_arrow_footer(end: bytes, path: str) -> pq.FileMetaData:
+    """Parse the footer in the last bytes of a file. Raises `CorruptInput`."""
     try:
-        return pq.ParquetFile(pa.BufferReader(tail)).metadata
+        return pq.ParquetFile(pa.BufferReader(end)).metadata
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         # Arrow raises OSError, too, for a broken footer.
         what, hint = "the file has no Parquet footer that can be read", "Restore the file in the Delta table."

@@ -19,7 +19,7 @@ from daemon.mirror.decision import plan_mirror
 from daemon.mirror.defaults import parse_default
 from daemon.mirror.footer import mend_footer
 from daemon.mirror.making import make_mirrors
-from daemon.mirror.parquet import Footer, as_arrow, encode_footer, load_footer
+from daemon.mirror.parquet import Footer, as_arrow, encode_footer, load_footer, parse_footer
 from daemon.mirror.rewriting import RewritePlan, RewriteTask, check_rewrite, leaf_paths
 from daemon.pipeline.inspection import Inspector
 from daemon.store.storage import FileIOStorage, map_files
@@ -106,14 +106,15 @@ class MirrorPlanner:
         def check(footer: pq.FileMetaData) -> None:
             accepted.append(inspector.check_file(add, footer)[1].traits)
 
+        end = inspector.read_end(add)
         try:
-            return None, inspector.inspect_file(add)[1].traits
+            return None, inspector.inspect_file(add, end)[1].traits
         except Unsupported as error:
             if error.lifted_by not in self.kinds:
                 raise
             refused = error
         with errors_at(path=add.path):
-            footer = load_footer(self.storage, add.path)
+            footer = parse_footer(end, add.size)
             planned = plan_mirror(add.path, footer.metadata, self.table, check)
             if planned is None or planned.kind not in self.kinds:
                 raise refused.lift_by(planned.kind if planned else None)
@@ -171,7 +172,8 @@ class MirrorPlanner:
     def _tail_of(self, wanted: WantedMirror) -> bytes:
         if wanted.kind == "copy":
             return b""
-        tail = encode_footer(mend_footer(load_footer(self.storage, wanted.data_file).metadata, self.table))
+        footer = load_footer(self.storage, wanted.data_file, wanted.data_file_bytes - wanted.kept_bytes)
+        tail = encode_footer(mend_footer(footer.metadata, self.table))
         if self._named(wanted, tail) != wanted:
             what = "the file has another footer than when it was inspected"
             raise CorruptInput(what, hint="Restore the file in the Delta table.")

@@ -41,8 +41,11 @@ DVS_PER_TASK = 500
 # Footers that one Spark task reads.
 DATA_FILES_PER_TASK = 1_000
 
-# Mirrors that are made before their sizes are recorded, and that one Spark task makes.
+# Mirrors that are made before their sizes are recorded, or that one Spark task makes, and bytes of them that are
+# rewritten. On Spark, so many tasks of each core end before; executors that come later are counted in the next round.
 MIRRORS_AT_ONCE = 50
+REWRITTEN_BYTES_AT_ONCE = 128 << 20
+TASKS_OF_CORE = 4
 
 
 @dataclass(frozen=True)
@@ -145,20 +148,21 @@ class Runner:
         self, tasks: Sequence[MirrorTask], planner: MirrorPlanner, target_properties: Mapping[str, str]
     ) -> Iterator[dict[str, int]]:
         """Make mirrors, and yield the sizes of some at a time, by path. Raises as `MirrorPlanner.make` does."""
-        rewritten_bytes = sum(task.wanted.size_bytes for task in tasks if task.wanted.kind == "rewrite")
-        is_small = rewritten_bytes <= LOCAL_REWRITTEN_BYTES_MAX
+        is_small = sum(map(_rewritten_bytes, tasks)) <= LOCAL_REWRITTEN_BYTES_MAX
+        parts = list(divided(tasks, _rewritten_bytes, size_max=REWRITTEN_BYTES_AT_ONCE, count_max=MIRRORS_AT_ONCE))
         if self._runs_here(fits=is_small and len(tasks) <= LOCAL_DATA_FILES_MAX):
-            for start in range(0, len(tasks), MIRRORS_AT_ONCE):
-                yield planner.make(tasks[start : start + MIRRORS_AT_ONCE], target_properties)
+            yield from (planner.make(part, target_properties) for part in parts)
             return
-        # Each task of Spark has one that is rewritten, or some of the others.
-        parts = list(divided(tasks, _work_of, size_max=MIRRORS_AT_ONCE, count_max=MIRRORS_AT_ONCE))
+        make = partial(make_on_spark, planner, dict(target_properties))
         with self.spark.session() as spark:
-            yield from map_on_spark(spark, parts, partial(make_on_spark, planner, dict(target_properties)))
+            while parts:
+                at_once = TASKS_OF_CORE * spark.sparkContext.defaultParallelism
+                yield from map_on_spark(spark, parts[:at_once], make)
+                del parts[:at_once]
 
     def _runs_here(self, *, fits: bool) -> bool:
         return fits if self.engine == "auto" else self.engine == "local"
 
 
-def _work_of(task: MirrorTask) -> int:
-    return MIRRORS_AT_ONCE if task.wanted.kind == "rewrite" else 1
+def _rewritten_bytes(task: MirrorTask) -> int:
+    return task.wanted.size_bytes if task.wanted.kind == "rewrite" else 0

@@ -60,13 +60,14 @@ class LogProgress:
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._logged_at_s = self._called_at_s = clock.monotonic_s()
+        self._last = 0, ""
+        self._logged_at_s = clock.monotonic_s()
 
     def advanced(self, done: int, total: int, what: str) -> None:
         now_s = self._clock.monotonic_s()
-        if now_s - self._called_at_s > PROGRESS_INTERVAL_S:
+        if what != self._last[1] or done < self._last[0]:
             self._logged_at_s = now_s  # Another piece of work has begun.
-        self._called_at_s = now_s
+        self._last = (done, what) if done < total else (0, "")
         if now_s - self._logged_at_s >= PROGRESS_INTERVAL_S:
             self._logged_at_s = now_s
             _log.info(events.SYNC_PROGRESSED, done=done, total=total, what=what)

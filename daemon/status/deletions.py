@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Iterable
 
 import msgspec
@@ -23,7 +22,7 @@ from daemon.translate.schema import TableSchema
 from state import (
     DeletionVectorDescriptor,
     LiveFile,
-    MirrorRecord,
+    MirrorCount,
     PartitionCount,
     ServingFile,
     TableRecord,
@@ -65,20 +64,8 @@ class TableDeletions(msgspec.Struct, frozen=True):
     live_delete_files: int
     delete_files: tuple[ServingFile, ...]
     orphans: tuple[WrittenCount, ...]
-    mirrors: list[MirrorCount]
+    mirrors: tuple[MirrorCount, ...]
     snapshots: list[ShownSnapshot]
-
-
-class MirrorCount(msgspec.Struct, frozen=True):
-    """Data files of which Iceberg shows mirrors of one kind, for one reason; `mirror_bytes` are those of the mirrors.
-
-    `why` is null if the state database was rebuilt since they were made.
-    """
-
-    kind: str
-    why: str | None
-    data_files: int
-    mirror_bytes: int
 
 
 class MirrorDetail(msgspec.Struct, frozen=True):
@@ -133,7 +120,7 @@ def inspect_table(context: TableContext, table: Table, *, rows_max: int) -> Tabl
         live_delete_files=counts.live_delete_files,
         delete_files=found.delete_files,
         orphans=counts.orphans,
-        mirrors=_count_mirrors(context.store.list_live_mirrors(record.id)),
+        mirrors=counts.mirrors,
         snapshots=list_snapshots(table)[:rows_max],
     )
 
@@ -173,15 +160,6 @@ def inspect_file(context: TableContext, table: Table, path: str, *, ranges_max: 
         ranges=ranges[:ranges_max],
         has_more_ranges=len(ranges) > ranges_max,
     )
-
-
-def _count_mirrors(mirrors: Iterable[MirrorRecord]) -> list[MirrorCount]:
-    """Count mirrors by kind and reason, the most frequent first."""
-    sizes_bytes: dict[tuple[str, str | None], list[int]] = defaultdict(list)
-    for mirror in mirrors:
-        sizes_bytes[mirror.kind, mirror.why].append(mirror.size_bytes or 0)
-    counted = [MirrorCount(kind, why, len(each), sum(each)) for (kind, why), each in sizes_bytes.items()]
-    return sorted(counted, key=lambda each: -each.data_files)
 
 
 def _synced(context: TableContext) -> TableRecord:

@@ -22,6 +22,7 @@ from daemon.sync.first_sync import RESYNCED
 from daemon.texts import iso_time
 from daemon.translate.definition import find_faults
 from daemon.translate.readers import others_misread
+from state import MirrorCount
 
 # The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
 PASSING_OVER = (RESYNCED, COMPARED)
@@ -65,8 +66,8 @@ class Choice(msgspec.Struct, frozen=True):
 class ShownTable(msgspec.Struct, frozen=True):
     """What the catalog shows of a table. `version` is the newest Delta version shown; None if it is not dvsync's.
 
-    `source` and `source_table` are as in `TableStatus`. `notes` say what programs would misread that `readers` leaves
-    out.
+    `source`, `source_table` and `mirrors` are as in `TableStatus`. `notes` say what programs would misread that
+    `readers` leaves out.
     """
 
     name: str
@@ -78,6 +79,7 @@ class ShownTable(msgspec.Struct, frozen=True):
     format_version: int
     version: int | None
     snapshot: ShownSnapshot | None
+    mirrors: tuple[MirrorCount, ...]
     read: dict[str, str]
     notes: tuple[str, ...] = ()
 
@@ -93,7 +95,7 @@ class _Line:
     timestamp_ms: int
 
 
-def show_table(settings: TableSettings, table: Table) -> ShownTable:
+def show_table(settings: TableSettings, table: Table, mirrors: tuple[MirrorCount, ...]) -> ShownTable:
     current = next((each for each in list_snapshots(table) if each.is_current), None)
     return ShownTable(
         name=settings.name,
@@ -105,6 +107,7 @@ def show_table(settings: TableSettings, table: Table) -> ShownTable:
         format_version=table.metadata.format_version,
         version=current.last_version if current else None,
         snapshot=current,
+        mirrors=mirrors,
         read=read_lines_of(table),
         notes=tuple(f"`readers` leaves out {others_misread(fault)}" for fault in sorted(find_faults(table))),
     )

@@ -12,7 +12,18 @@ from daemon.config.settings import TableSettings
 from daemon.errors import LogMissing
 from daemon.masking import scrub
 from daemon.texts import iso_time
-from state import SHARES, Difference, Pause, ProofRecord, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import (
+    SHARES,
+    Difference,
+    MirrorCount,
+    Pause,
+    ProofRecord,
+    SyncRun,
+    TableCounts,
+    TableError,
+    TableRecord,
+    WrittenCount,
+)
 
 
 class SyncState(StrEnum):
@@ -91,8 +102,9 @@ class TableStatus(msgspec.Struct, frozen=True):
     `checked_at` is when a poll or sync of the running daemon last succeeded; if that is too long ago for a table in
     step, its lag is unknown. `orphan_bytes` is the sum of the known sizes. A table that is gone has its last
     `catalog`. `format_version` is that of the Iceberg table now; after a changed setting, the next sync changes it.
-    With `resync_wanted`, the next sync rewrites the whole table. `verify_error` is why the running daemon's last
-    verification compared nothing; null if it did, or if the table has an `error`.
+    `mirrors` are counted by kind and reason; see `MirrorCount`. With `resync_wanted`, the next sync rewrites the whole
+    table. `verify_error` is why the running daemon's last verification compared nothing; null if it did, or if the
+    table has an `error`.
     """
 
     name: str
@@ -119,6 +131,7 @@ class TableStatus(msgspec.Struct, frozen=True):
     live_rows: int | None
     live_delete_files: int | None
     deleted_positions: int | None
+    mirrors: tuple[MirrorCount, ...] | None
     orphans_waiting: int | None
     orphan_bytes: int | None
     written_files: list[WrittenStatus] | None
@@ -256,6 +269,7 @@ def table_status(
         live_rows=live.live_rows if live else None,
         live_delete_files=live.live_delete_files if live else None,
         deleted_positions=live.deleted_positions if live else None,
+        mirrors=live.mirrors if live else None,
         orphans_waiting=sum(each.files for each in counts.orphans) if counts else None,
         orphan_bytes=_known_bytes(counts.orphans) if counts else None,
         written_files=written if counts else None,

@@ -10,7 +10,9 @@ from rich.filesize import decimal
 from daemon.status.table_status import WORST_FIRST, PauseStatus, ProofStatus, SyncState, TableStatus, pause_status
 from daemon.sync.verbs import next_resync
 from daemon.texts import counted
-from state import Pause
+from state import MirrorCount, Pause
+
+UNKNOWN_REASON = "why is not known: the state database was rebuilt"
 
 
 def count_states(statuses: Sequence[TableStatus]) -> str:
@@ -25,6 +27,12 @@ def count_states(statuses: Sequence[TableStatus]) -> str:
 
 def size_text(size_bytes: int | None) -> str:
     return "unknown size" if size_bytes is None else decimal(size_bytes)
+
+
+def mirrors_text(mirrors: Sequence[MirrorCount]) -> str:
+    """How many data files have mirrors, and of what size: `12 (3.1 GB)`."""
+    files = sum(each.files for each in mirrors)
+    return f"{files:,} ({decimal(sum(each.size_bytes for each in mirrors))})" if files else "0"
 
 
 def paused_text(pause: Pause | PauseStatus) -> str:

@@ -6,10 +6,11 @@ Such a file is used again: after a crash, or if its data file comes back (RESTOR
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 
 import pyarrow as pa
@@ -33,10 +34,13 @@ from daemon.store.storage import FileIOStorage, map_files
 from daemon.sync.context import TableContext
 from daemon.sync.outcomes import Shown
 from daemon.sync.transaction import Transaction
+from daemon.texts import counted
 from daemon.translate.definition import has_mirrors
 from daemon.translate.file_schema import FileTraits
 from daemon.translate.schema import TableSchema
 from state import FileKind, FileStatus, MirrorRecord, OrphanReason
+
+MIB = 1 << 20
 
 
 def find_shown_mirrors(context: TableContext, shown: Shown, data_files: Collection[str]) -> Mirrors:
@@ -126,20 +130,20 @@ class MirrorMaker:
         return mirror.reason.shown_by_older or mirror.since_ms > self.context.clock.now_ms() - half_grace_ms
 
     def _check_room(self, new: Sequence[WantedMirror]) -> None:
-        needed, limit = sum(each.size_bytes for each in new), self.context.settings.mirror_bytes_max
+        needed, limit = sum(each.size_bytes for each in new), int(self.context.settings.mirror_bytes_max)
         written = self.context.store.count(self.table_id).written if new else ()
-        there = sum(
-            each.size_bytes or 0
-            for each in written
-            if each.kind is FileKind.MIRROR and each.status is not FileStatus.DELETED
-        )
-        if new and there + needed > limit:
+        there = {each.status: each.size_bytes or 0 for each in written if each.kind is FileKind.MIRROR}
+        there.pop(FileStatus.DELETED, None)
+        total = needed + sum(there.values())
+        if new and total > limit:
+            unused = there.get(FileStatus.ORPHANED, 0)
+            cleanup = f" Cleanup will remove orphans of {unused:,} bytes, which are counted." if unused else ""
             raise Unsupported(
-                f"{len(new)} data files need mirrors of {needed:,} bytes, beside the table's mirrors of {there:,} "
-                f"bytes: mirror_bytes_max is {int(limit):,}",
+                f"{counted(len(new), 'data file')} need mirrors of {needed:,} bytes, beside the table's mirrors of "
+                f"{total - needed:,} bytes: {total - limit:,} bytes more than mirror_bytes_max, {limit:,}",
                 path=new[0].data_file,
-                hint=f"Give this table a mirror_bytes_max above {there + needed:,}, if its store has the room. "
-                "Or rewrite the files in Delta.",
+                hint=f"If the store has the room, set mirror_bytes_max: {math.ceil(total / MIB)}MiB or more for it, "
+                f"and `dvsync resume` the table. Or rewrite the files in Delta.{cleanup}",
             )
 
 
@@ -168,7 +172,11 @@ def mirror_state(maker: MirrorMaker, state: TableState) -> TableState:
     if not (maker.planner.kinds and state.files):
         return state
     progress = maker.context.progress
-    on_progress = partial(progress.advanced, what="inspected data files") if progress else None
+
+    def on_progress(done: int, total: int) -> None:
+        if progress:
+            progress.advanced(state.files * done // total, state.files, "inspected data files")
+
     with tracing.step("mirrors"):
         parts = state.map_adds(maker.planner.plan_part, manifests_needed(state.files), on_progress)
         wanted = [mirror for part in parts for mirror in part.mirrors]

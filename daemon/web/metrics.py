@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 from daemon.notices.outbox import Hook
 from daemon.status.board import Board
 from daemon.status.table_status import SyncState, TableStatus, WrittenStatus
+from state import MirrorCount
 
 Value = float | None
 
@@ -58,6 +59,11 @@ WRITTEN: dict[str, tuple[str, Callable[[WrittenStatus], Value]]] = {
     "dvsync_written_oldest_seconds": ("How long the oldest has its status.", lambda each: each.oldest_seconds),
 }
 
+MIRRORS: dict[str, tuple[str, Callable[[MirrorCount], int]]] = {
+    "dvsync_mirrors": ("Data files of which Iceberg shows a mirror, by kind.", lambda each: each.files),
+    "dvsync_mirror_bytes": ("Bytes of these mirrors.", lambda each: each.size_bytes),
+}
+
 
 @dataclass(frozen=True)
 class BoardCollector(Collector):
@@ -77,6 +83,13 @@ class BoardCollector(Collector):
         for name, (text, read_written) in WRITTEN.items():
             samples = (([table, each.kind, each.status], read_written(each)) for table, each in written)
             yield _gauge(name, text, ["table", "kind", "status"], samples)
+        for name, (text, read_mirror) in MIRRORS.items():
+            sums: dict[tuple[str, str], float] = {}
+            for table in statuses:
+                for count in table.mirrors or ():
+                    of = table.name, count.kind
+                    sums[of] = sums.get(of, 0.0) + read_mirror(count)
+            yield _gauge(name, text, ["table", "kind"], ((list(of), value) for of, value in sums.items()))
         yield from board.activity.collect()
         is_standing_by = board.why_standing_by is not None
         for name, text, value in (

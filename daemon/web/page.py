@@ -13,7 +13,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from daemon.status.board import Unready
 from daemon.status.table_status import WORST_FIRST, SyncState, TableStatus, worst_first
-from daemon.status.wording import count_states, differences_text, resync_text, size_text
+from daemon.status.wording import UNKNOWN_REASON, count_states, differences_text, mirrors_text, resync_text, size_text
 from daemon.texts import span
 from daemon.verify.findings import hint_for
 from daemon.web.answers import DaemonInfo
@@ -116,6 +116,8 @@ _templates = Environment(
 )
 _templates.filters.update(
     size=size_text,
+    mirrors=mirrors_text,
+    reason=lambda why: why or UNKNOWN_REASON,
     span=lambda seconds: "?" if seconds is None else span(seconds),
     time=_time,
     ago=_ago,

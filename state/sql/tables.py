@@ -6,9 +6,18 @@ from msgspec.structs import asdict, replace
 from sqlalchemy import Float, bindparam, cast, delete, func, insert, select
 
 from state.records import FileKind, FileStatus, Pause, ProofRecord, SourceEntry, SyncRun, TableError, TableRecord, Wait
-from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
+from state.reports import (
+    Deletions,
+    MirrorCount,
+    PartitionCount,
+    ServingFile,
+    TableCounts,
+    VectorCount,
+    WrittenCount,
+    most_frequent,
+)
 from state.sql.files import WRITTEN_ROWS, decode_partition, kind_of, live_file, select_live_files
-from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, SYNC_RUNS, TABLES
+from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, MIRRORS, SYNC_RUNS, TABLES
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
 _TABLE_AT = TABLE_RECORDS.where(*(TABLES.c[key] == bindparam(key) for key in ("name", "source", "target")))
@@ -103,9 +112,17 @@ class TableStore(Transactions):
             .group_by(rows.c.status, *([rows.c.kind] if rows is METADATA_FILES else []))
             for rows in WRITTEN_ROWS
         ]
+        shown = MIRRORS.c
+        by_reason = (
+            select(shown.kind, shown.why, func.count(), func.sum(shown.size_bytes))
+            .where(shown.table_id == table_id, shown.status == FileStatus.LIVE)
+            .group_by(shown.kind, shown.why)
+        )
         with self._read(table_id) as connection:
             data_files, rows, deleted, size_bytes = connection.execute(sums.where(files.table_id == table_id)).one()
             written = [row for statement in by_status for row in sorted(connection.execute(statement))]
+            has_mirrors = any((kind, status) == (FileKind.MIRROR, FileStatus.LIVE) for kind, status, *_ in written)
+            mirrors = connection.execute(by_reason).all() if has_mirrors else ()
         # A sum over no rows is None, and some databases add integers up to a decimal.
         return TableCounts(
             live_data_files=data_files,
@@ -116,6 +133,7 @@ class TableStore(Transactions):
                 WrittenCount(FileKind(kind), status, count, None if size is None else int(size), since_ms)
                 for kind, status, count, size, since_ms in written
             ),
+            mirrors=most_frequent(MirrorCount(kind, why, count, int(size or 0)) for kind, why, count, size in mirrors),
         )
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:

@@ -892,19 +892,20 @@ def test_status_is_watched_over_a_fault(four_states: Path):
 def test_status_on_a_narrow_terminal(four_states: Path):
     """Where the columns have no room, the tables have lines."""
     output = on_terminal(four_states, 40, "status")
-    assert (
-        "lake.bad parked synced=- source=- lag=- at=- files=- deleted=- orphans=0 format=- error=CorruptInput: "
-        in output
+    line = (
+        "lake.bad parked synced=- source=- lag=- at=- files=- mirrors=- deleted=- orphans=0 format=- error=CorruptInput"
     )
+    assert f"{line}: " in output
 
 
 def test_status_elsewhere(four_states: Path, dvsync):
     """Each table is one line, in the order of the configuration."""
-    error = f"at=- files=- deleted=- orphans=0 format=- error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
+    counts = "at=- files=- mirrors=- deleted=- orphans=0 format=-"
+    error = f"{counts} error=CorruptInput: line 1 is not JSON [file {PATH}] ({HINT})"
     result = dvsync("status")
     assert re.sub(r"at=20\S+Z", "at=now", result.stdout).splitlines() == [
-        "t synced synced=6 source=6 lag=0 at=now files=1 deleted=5 orphans=0 format=2",
-        "lake.later waiting synced=- source=- lag=- at=- files=- deleted=- orphans=- format=-"
+        "t synced synced=6 source=6 lag=0 at=now files=1 mirrors=0 deleted=5 orphans=0 format=2",
+        "lake.later waiting synced=- source=- lag=- at=- files=- mirrors=- deleted=- orphans=- format=-"
         f" no Delta table has been seen at file://{four_states}/data/later yet; check the path, or wait for the table",
         f"{LONG} retrying synced=- source=- lag=- {error}",
         f"lake.bad parked synced=- source=- lag=- {error}",

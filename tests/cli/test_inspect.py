@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
+from rich.filesize import decimal
 from typer.testing import CliRunner
 
 from daemon.cli.commands import app
 from state import FileKind, OrphanReason
 from tests.kit.handmade import GRANULARITY, Bench, HandmadeTable
+from tests.kit.handmade_mirrored import Mirrored
 
 CONFIG = """
 state: {url: "sqlite:///state.db"}
@@ -158,3 +161,34 @@ def test_a_table_that_was_never_synced(tmp_path: Path, monkeypatch: pytest.Monke
     for command in ("inspect", "snapshots"):
         done = CliRunner().invoke(app, [command, "t"])
         assert (done.exit_code, "dvsync sync t" in done.stderr) == (1, True)
+
+
+def test_mirrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How many data files have mirrors, of how many bytes, of which kind and why; in one line of the status, too."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "config.yaml").write_text(CONFIG)
+    table = Mirrored(tmp_path / "data" / "t", partitioned=True)
+    table.create()
+    files = [table.write_file([(number, "x", "v")]) for number in range(7)]
+    table.commit([table.add(path) for path in files])
+    with closing(Bench(tmp_path, table.location, table_options={"mirrors": "copy"})) as bench:
+        bench.sync()
+        mirrors = bench.store.list_live_mirrors(1)
+    sizes = {kind: sum(each.size_bytes or 0 for each in mirrors if each.kind == kind) for kind in ("footer", "copy")}
+    found = json.loads(run("show", "--json"))["mirrors"]
+    assert found == answer()["mirrors"]
+    assert [(each["kind"], each["files"], each["size_bytes"]) for each in found] == [
+        ("footer", 3, sizes["footer"]),
+        ("copy", 2, sizes["copy"]),
+    ]
+    assert f" files=7 mirrors=5 ({decimal(sum(sizes.values()))}) " in run("status")
+    for command in ("show", "inspect"):
+        shown = run(command)
+        assert "  footer: 3 data files, " in shown and "column id of the file" in shown
+        assert "  copy: 2 data files, " in shown and "the path contains '#' or '?'" in shown
+
+
+def run(command: str, *arguments: str) -> str:
+    done = CliRunner().invoke(app, [command, "t", *arguments])
+    assert done.exit_code == 0, done.output
+    return done.stdout

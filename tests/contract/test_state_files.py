@@ -19,6 +19,7 @@ from state.records import (
     TableError,
     WrittenFile,
 )
+from state.reports import MIRROR_REASONS_MAX, OTHER_REASONS, MirrorCount
 from state.sql.bulk import IN_LIST_MAX
 from state.sql.ledger import READ_BATCH_MAX
 from state.sql.store import StateStore
@@ -543,8 +544,8 @@ def test_synced_twice_changes_nothing(store: StateStore, table_id: int) -> None:
 # --- mirrors ---
 
 
-def mirror(path: str, data_file: str, size_bytes: int | None = None) -> MirrorRecord:
-    return MirrorRecord(path, data_file, 100, "footer", size_bytes, "why")
+def mirror(path: str, data_file: str, size_bytes: int | None = None, why: str = "why") -> MirrorRecord:
+    return MirrorRecord(path, data_file, 100, "footer", size_bytes, why)
 
 
 def mirrors_of(store: StateStore, table_id: int, *data_files: str) -> dict[str, tuple[FileStatus, OrphanReason | None]]:
@@ -576,6 +577,23 @@ def test_a_mirror_lives_with_its_data_file(store: StateStore, table_id: int) -> 
     store.record_mirrors(3, again)
     store.record_synced(3, outcome(table_id, 3, added_files=(live_file("m"),)), at_ms=5)
     assert mirrors_of(store, table_id, "d") == {"m": (FileStatus.LIVE, None)}
+
+
+def test_mirrors_are_counted_by_kind_and_reason(store: StateStore, table_id: int) -> None:
+    """The most frequent reasons first, the rest together; only of those that the newest snapshot shows."""
+    reasons = ["often", "often", *(f"value {number}" for number in range(MIRROR_REASONS_MAX + 2))]
+    made = [mirror(f"m{number:02}", f"d{number}", 10, why) for number, why in enumerate(reasons)]
+    open_intent(store, table_id, 1)
+    store.record_mirrors(1, made)
+    assert store.count(table_id).mirrors == ()
+    store.record_synced(1, outcome(table_id, 1, added_files=tuple(live_file(each.path) for each in made)), at_ms=2)
+    mirrors = store.count(table_id).mirrors
+    assert mirrors[0] == MirrorCount("footer", "often", 2, 20)
+    assert mirrors[-1] == MirrorCount("footer", OTHER_REASONS, 3, 30)
+    assert (len(mirrors), sum(each.files for each in mirrors)) == (MIRROR_REASONS_MAX + 1, len(made))
+    gone = outcome(table_id, 2, removed_files=("m00",), removed_mirrors=("m00",))
+    store.record_synced(None, gone, at_ms=3)
+    assert sum(each.files for each in store.count(table_id).mirrors) == len(made) - 1
 
 
 def test_a_mirror_of_a_failed_commit_is_an_orphan(store: StateStore, table_id: int) -> None:

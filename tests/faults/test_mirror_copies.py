@@ -9,13 +9,16 @@ import select
 import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.table import StaticTable
 
+from daemon.clock import SystemClock
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway, Unsupported
 from daemon.mirror import copying
 from daemon.mirror.copying import MirrorCopy, copy_bytes
@@ -23,8 +26,12 @@ from daemon.mirror.footer import mend_footer
 from daemon.mirror.making import make_mirrors
 from daemon.mirror.parquet import encode_footer, load_footer
 from daemon.mirror.rewriting import RewriteTask
+from daemon.sources.credentials import Credentials, Vended, VendedStorage
 from daemon.store import object_store, s3_parts
 from daemon.store.storage import FileIOStorage
+from tests.kit.checks import rows_of
+from tests.kit.handmade import RANDOM, Bench
+from tests.kit.handmade_mirrored import Mirrored
 from tests.kit.mirror_files import column, table_of
 from tests.kit.servers import ObjectStore
 
@@ -156,9 +163,79 @@ def test_a_source_that_the_target_may_not_read_is_streamed(store: ObjectStore, p
         {**properties(store, proxy), "s3.access-key-id": key, "s3.secret-access-key": secret}
         for key, secret in (reads, writes)
     )
+    # moto does not ask whether the source may be read.
+    proxy.answers[b"x-amz-copy-source"] = [FORBIDDEN]
     copy_bytes(MirrorCopy(path, LARGE, b"end", "s3://warehouse/m/streamed"), FileIOStorage(source), target)
     assert read(store, "m/streamed") == data + b"end"
+    assert proxy.bytes_through > 2 * LARGE
     assert not uploads(store)
+
+
+@pytest.mark.parametrize("may_read", [True, False])
+def test_credentials_of_a_catalog(store: ObjectStore, proxy: Counted, tmp_path: Path, *, may_read: bool) -> None:
+    """They read the Delta table, and those of the target write: S3 copies if these may read it, too."""
+    table = Mirrored(tmp_path / "delta")
+    table.create()
+    values = [RANDOM.randbytes(1_500_000).hex() for _ in range(2)]
+    files = [
+        table.write_file([(number, "x", value) for number, value in enumerate(values)]),
+        table.write_file([(2, "x", "a")]),
+        table.write_file([(3, "x", "b"), (4, "y", "c")]),
+    ]
+    table.commit([table.add(path) for path in files])
+    for path in table.take_new_files():
+        store.client("s3").upload_file(str(path), "lake", f"{table.table_id}/{path.relative_to(table.folder)}")
+    location, told = f"s3://lake/{table.table_id}", properties(store, proxy)
+    users = {name: store.new_user(f"{name}-{table.table_id}", name) for name in ("lake", "warehouse")}
+    key, secret = users["lake"]
+    given = Vended(location, None, {"s3.access-key-id": key, "s3.secret-access-key": secret})
+    key, secret = users["warehouse"]
+    target = {**told, "s3.access-key-id": key, "s3.secret-access-key": secret}
+    storage = VendedStorage(Credentials(lambda: [given], location, target, SystemClock()))
+    proxy.answers[b"x-amz-copy-source"] = [] if may_read else [FORBIDDEN]
+    options = {"catalog": {"warehouse": f"s3://warehouse/{table.table_id}"}, "properties": target}
+    folder = tmp_path / "dvsync"
+    with closing(Bench(folder, location, table_options={"mirrors": "copy"}, storage=storage, **options)) as bench:
+        proxy.bytes_through = 0
+        bench.sync()
+        size = (table.folder / files[0]).stat().st_size
+        assert (proxy.bytes_through > 2 * size) == (not may_read)
+        read_by_other = StaticTable.from_metadata(bench.iceberg().metadata_location, store.properties)
+        assert rows_of(read_by_other.scan().to_arrow()) == table.live_rows()
+        assert len(bench.store.list_live_mirrors(1)) == 2
+
+
+def test_what_a_sync_reads_of_large_files(store: ObjectStore, proxy: Counted, tmp_path: Path) -> None:
+    """All in all less than 64 KiB go through this process for each file, in a first sync and in a later one."""
+    table, count = Mirrored(tmp_path / "delta"), 4
+    location, told = f"s3://lake/{table.table_id}", properties(store, proxy)
+    options = {"catalog": {"warehouse": f"s3://warehouse/{table.table_id}"}, "properties": told}
+
+    def send() -> None:
+        for path in table.take_new_files():
+            store.client("s3").upload_file(str(path), "lake", f"{table.table_id}/{path.relative_to(table.folder)}")
+
+    def sync(bench: Bench) -> None:
+        proxy.bytes_through = 0
+        bench.sync()
+        assert [each.kind for each in bench.store.list_live_mirrors(1)] == ["footer"] * count
+        assert proxy.bytes_through < count * (64 << 10)
+
+    table.create()
+    send()
+    with closing(Bench(tmp_path / "later", location, table_options={"mirrors": "footer"}, **options)) as bench:
+        bench.sync()
+        files = []
+        for number in range(count):
+            # Of three files, the first has wrong ids.
+            files.append(table.write_file([(number, "x", RANDOM.randbytes(3_000_000).hex())]))
+            table.rows |= {f"{number}": [], f"{number} too": []}
+            assert (table.folder / files[-1]).stat().st_size > 5 << 20
+        table.commit([table.add(path) for path in files])
+        send()
+        sync(bench)
+    with closing(Bench(tmp_path / "first", location, table_options={"mirrors": "footer"}, **options)) as bench:
+        sync(bench)
 
 
 def test_another_store_is_streamed_to_and_from(store: ObjectStore, proxy: Counted, tmp_path: object) -> None:
@@ -211,6 +288,7 @@ def test_what_a_kill_leaves_behind(store: ObjectStore, proxy: Counted) -> None:
         copying.remove_uploads("s3://warehouse/m/never", told)
 
 
+FORBIDDEN = b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n"
 SLOW_DOWN = b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n"
 LATE_ERROR = b"<Error><Code>InternalError</Code></Error>"
 FAILED_LATE = b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(LATE_ERROR), LATE_ERROR)

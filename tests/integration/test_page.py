@@ -107,6 +107,7 @@ def test_without_scripts_it_tells_how_far_each_table_is_and_what_is_wrong(page: 
     for told in (
         "not ready",
         "4,790 of 4,793",
+        "mirrors: 1,243 (98.3 GB)",
         "47 min",
         "CorruptInput",
         "dvsync resume sales.payments",
@@ -127,6 +128,9 @@ def test_a_link_leads_to_the_tables_page_and_back(page: Page, address: str):
         "4811 to 4812",
         "OPTIMIZE",
         "iceberg_scan('s3://warehouse/lake/t0/metadata/04812-6a1f.metadata.json')",
+        "1,243 (98.3 GB)",
+        "footer: 1,240, 98.3 GB: column lines of the file has no field id for its elements",
+        "copy: 3, 41.0 MB: why is not known",
     ):
         assert told in page.text(), told
     page.wait_for_load(lambda: page.ask("document.querySelector('a[href=\"/\"]').click()"))

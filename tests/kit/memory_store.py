@@ -33,7 +33,16 @@ from state.records import (
     Wait,
     WrittenFile,
 )
-from state.reports import Deletions, PartitionCount, ServingFile, TableCounts, VectorCount, WrittenCount
+from state.reports import (
+    Deletions,
+    MirrorCount,
+    PartitionCount,
+    ServingFile,
+    TableCounts,
+    VectorCount,
+    WrittenCount,
+    most_frequent,
+)
 
 
 @dataclass
@@ -174,6 +183,13 @@ class _Table:
     def update_written(self, paths: Collection[str], statuses: Collection[FileStatus], **columns: Any) -> None:
         for file in [file for file in self.written.values() if file.path in paths and file.status in statuses]:
             self.write(replace(file, **columns))
+
+    def count_mirrors(self) -> tuple[MirrorCount, ...]:
+        sizes_bytes: dict[tuple[str, str | None], list[int]] = {}
+        for mirror in self.find_mirrors():
+            if mirror.status is FileStatus.LIVE:
+                sizes_bytes.setdefault((mirror.kind, mirror.why), []).append(mirror.size_bytes or 0)
+        return most_frequent(MirrorCount(*of, len(sizes), sum(sizes)) for of, sizes in sizes_bytes.items())
 
     def count_written(self) -> tuple[WrittenCount, ...]:
         groups: dict[tuple[FileKind, FileStatus], list[WrittenFile]] = {}
@@ -571,6 +587,7 @@ class MemoryStateStore:
                 deleted_positions=deleted_positions,
                 live_bytes=sum(file.size_bytes for file in table.data_files.values()),
                 written=table.count_written(),
+                mirrors=table.count_mirrors(),
             )
 
     def find_deletions(self, table_id: int, *, rows_max: int) -> Deletions:

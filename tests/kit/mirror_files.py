@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import duckdb
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,6 +19,7 @@ from daemon.mirror.parquet import encode_footer, load_footer
 from daemon.store.storage import FileIOStorage
 from daemon.translate.file_schema import check_file_schema
 from daemon.translate.schema import TableSchema, translate_schema
+from tests.kit.readers import duckdb_connection
 
 
 def column(name: str, kind: Any, number: int | None = None, nested: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -75,9 +75,7 @@ def mirrored(path: Path, footer: Struct) -> Path:
 
 def rows_by_readers(path: Path) -> dict[str, list[dict[str, Any]]]:
     """The rows of a Parquet file in their order, with the names in the file, and maps as lists of pairs."""
-    with duckdb.connect() as connection:
-        connection.execute("SET TimeZone='UTC'")
-        by_duckdb = connection.sql(f"SELECT * FROM read_parquet('{path}')").to_arrow_table()
+    by_duckdb = duckdb_connection().sql(f"SELECT * FROM read_parquet('{path}')").to_arrow_table()
     tables = {"pyarrow": pq.ParquetFile(path).read(), "duckdb": by_duckdb, "polars": pl.read_parquet(path).to_arrow()}
     return {name: [_plain(row) for row in table.to_pylist()] for name, table in tables.items()}
 

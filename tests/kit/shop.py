@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from daemon.config.settings import TableSettings
 from daemon.status.board import Board
 from daemon.status.table_status import Observation
-from state import FileKind, FileStatus, Pause, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
+from state import FileKind, FileStatus, MirrorCount, Pause, SyncRun, TableCounts, TableError, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 
 NOW_MS = 1_796_040_000_000
@@ -51,6 +51,10 @@ REFUSED = TableError(
     consecutive=1,
     parked=False,
 )
+MIRRORS = (
+    MirrorCount("footer", "column lines of the file has no field id for its elements", 1_240, 98_300_000_000),
+    MirrorCount("copy", None, 3, 41_000_000),
+)
 SHOP_TABLES = ("orders", "order_lines", "payments", "customers", "products", "stock", "returns", "clicks", "invoices")
 
 
@@ -85,7 +89,7 @@ def make_board(*, said: str = "", tables: int = len(TABLES)) -> Board:
     board = board_of(settings, StoppedClock(), lag_budget_s=300)
     synced = (4812, 4790, 1317, 655, 20_411, None, 88)
     counts = (
-        _counts(1_284, 48_120_554, 912_440, 1_077, 212),
+        replace(_counts(1_284, 48_120_554, 912_440, 1_077, 212), mirrors=MIRRORS),
         _counts(3_950, 160_377_201, 2_204_918, 3_102, 644),
         _counts(640, 9_817_330, 88_120, 240, 31),
         _counts(96, 1_204_400, 10_031, 61, 12),

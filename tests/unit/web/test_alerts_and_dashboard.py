@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from daemon.status.table_status import Observation
 from daemon.sync.outcomes import SyncOutcome, SyncResult
 from daemon.web.metrics import make_registry
-from state import SHARES, FileKind, FileStatus, ProofRecord, TableCounts, TableRecord, WrittenCount
+from state import SHARES, FileKind, FileStatus, MirrorCount, ProofRecord, TableCounts, TableRecord, WrittenCount
 from tests.kit.boards import board_of
 from tests.kit.tools import find_tool
 from tests.unit.web.test_endpoints import FakeClock, table
@@ -38,7 +38,8 @@ VARIABLES = {"$__rate_interval": "5m", "$__range": "1h", "$table": ".*"}
 def metrics() -> str:
     """`/metrics` of a daemon to which everything has happened once."""
     board = board_of([table("orders")], FakeClock(), lag_budget_s=60)
-    counts = TableCounts(1, 1, 0, 1, (WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 1, 1),))
+    written = WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 1, 1)
+    counts = TableCounts(1, 1, 0, 1, (written,), (MirrorCount("footer", None, 1, 1),))
     proof = ProofRecord("metadata", 1, 1, 1, 1, 1, SHARES, complete_at_ms=1)
     record = TableRecord(1, "orders", "s", "t", synced_version=1, last_synced_at_ms=1, proof=proof)
     board.show("orders", Observation(record, counts, source_version=1))

@@ -31,6 +31,7 @@ from state import (
     Differences,
     FileKind,
     FileStatus,
+    MirrorCount,
     Pause,
     ProofRecord,
     SourceEntry,
@@ -80,6 +81,7 @@ COUNTS = TableCounts(
         WrittenCount(FileKind.DELETE_FILE, FileStatus.LIVE, 2, 700, NOW_MS - 5_000),
         WrittenCount(FileKind.MANIFEST, FileStatus.ORPHANED, 1, 40, NOW_MS - 60_000),
     ),
+    mirrors=(MirrorCount("footer", "no ids", 2, 900), MirrorCount("footer", None, 1, 80)),
 )
 IN_STEP = Observation(record=RECORD, counts=COUNTS, source_version=7, behind_since_ms=None, checked_at_s=0.0)
 ERROR = TableError("CorruptInput", "bad CRC", "Restore it.", version=8, since_ms=NOW_MS, consecutive=2, parked=True)
@@ -144,6 +146,10 @@ def test_tables_are_the_list_of_status_json(server):
                 "live_rows": 90,
                 "live_delete_files": 2,
                 "deleted_positions": 10,
+                "mirrors": [
+                    {"kind": "footer", "why": "no ids", "files": 2, "size_bytes": 900},
+                    {"kind": "footer", "why": None, "files": 1, "size_bytes": 80},
+                ],
                 "orphans_waiting": 1,
                 "orphan_bytes": 40,
                 "written_files": [
@@ -177,6 +183,10 @@ def test_metrics_are_the_boards(server):
     assert samples["dvsync_account_mismatches_total", "orders"] == 1
     assert samples["dvsync_live_rows", "orders"] == 90
     assert samples["dvsync_lag_versions", "orders"] == 0
+    assert (samples["dvsync_mirrors", "footer", "orders"], samples["dvsync_mirror_bytes", "footer", "orders"]) == (
+        3,
+        980,
+    )
     assert samples["dvsync_table_state", "synced", "orders"] == 1
     assert samples["dvsync_table_state", "parked", "orders"] == 0
 
