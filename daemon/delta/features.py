@@ -43,7 +43,7 @@ def _of_writers(note: str, decision: Decision = Decision.FOLLOWED) -> Feature:
 
 FOR_WRITERS = _of_writers("concerns writers only")
 _WIDENING = Feature("dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings")
-_VARIANT = Feature("dvsync refuses variant columns by name", Decision.IF_UNUSED)
+_VARIANT = Feature("dvsync follows variant columns in format version 3, if all of the table's readers read them")
 _GEOSPATIAL = Feature("dvsync refuses geometry and geography columns by name", Decision.IF_UNUSED)
 _CATALOG_MANAGED = Feature(
     "The table's commits are ratified by its catalog: name it under `sources`, and the table by its name there.",

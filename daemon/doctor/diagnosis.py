@@ -26,7 +26,7 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
-from daemon.translate.delta_types import parse_struct, physical_name
+from daemon.translate.delta_types import parse_struct, physical_name, types_read_by
 from daemon.translate.existing_table import check_places
 from daemon.translate.schema import TableSchema, translate_schema
 
@@ -165,7 +165,9 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
     shown, refused, findings = [], set(), []
     for field in struct["fields"]:
         try:
-            translate_schema(_with_fields(metadata, [field]))
+            translate_schema(
+                _with_fields(metadata, [field]), types=types_read_by(settings.readers, settings.format_version)
+            )
             shown.append(field)
         except SyncError as error:
             refused.add(physical_name(field))

@@ -21,6 +21,8 @@ from pyiceberg.types import DateType, DoubleType, FloatType
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, Unsupported, errors_at
 from daemon.mirror.calendar import DATETIME_SINCE, INT96_SINCE, LEGACY_DATETIME, LEGACY_INT96, is_legacy
+from daemon.mirror.footer import annotated_variants
+from daemon.mirror.parquet import from_arrow
 from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
@@ -96,7 +98,8 @@ class Inspector:
         if key not in self._checked:
             schema = footer.schema.to_arrow_schema().remove_metadata()
             leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
-            self._checked[key] = check_file_schema(schema, self.table, leaf_paths), leaf_paths
+            variants = annotated_variants(from_arrow(footer)) if self.table.has_variants else frozenset()
+            self._checked[key] = check_file_schema(schema, self.table, leaf_paths, variants), leaf_paths
         return self._checked[key]
 
     def _check_moments(self, path: str, footer: pq.FileMetaData, column: str) -> None:

@@ -25,6 +25,7 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import MirrorKind, Unsupported
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.translate.name_mapping import Path, column_finder, first_names, takes_name, with_unmapped
 from daemon.translate.schema import TableSchema
 
@@ -40,6 +41,7 @@ STORED_AS: Mapping[str, frozenset[pa.DataType]] = {
     "date": frozenset({pa.date32()}),
     "string": frozenset({pa.string()}),
     "binary": frozenset({pa.binary()}),
+    "unknown": frozenset({pa.null()}),
     "timestamp": frozenset({pa.timestamp("us"), pa.timestamp("ms")}),
     # Arrow shows INT96 as nanoseconds without a zone.
     "timestamptz": frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
@@ -126,8 +128,13 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     )
 
 
-def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
+def check_file_schema(
+    schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str], variants: Container[Path] = ()
+) -> FileSchema:
     """Compare a file's Arrow `schema` with the table's. `leaf_paths` are the file's columns, spelled as in Parquet.
+
+    `variants` are the paths of the groups that Parquet annotates as variants, with Iceberg's names of elements, keys
+    and values; Arrow does not show that.
 
     Raises `Unsupported` naming a column that some reader would not find, confuse with another, or read as another type.
     """
@@ -137,7 +144,7 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
             "the file has no field ids, but the table's column mapping is by id: Delta on Spark does not read it",
             hint="Rewrite the file, with field ids, with the program that wrote it.",
         )
-    walk = _Walk(has_ids=has_ids, table=table)
+    walk = _Walk(has_ids=has_ids, table=table, variants=variants)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     found = walk.seen
     found.hidden_ids -= table.hidden_ids
@@ -148,8 +155,9 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
 
     mapping = with_unmapped(table.name_mapping, found.traits.unmapped, table.schema.field_ids)
     try:
-        # One unknown Arrow type in any column is enough for PyIceberg to refuse the file.
-        pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
+        # One unknown Arrow type in any column is enough for PyIceberg to refuse the file. It reads no variants.
+        if not table.has_variants:
+            pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
         raise Unsupported(
             f"PyIceberg and Polars cannot read the file: {error}", hint=REWRITE, lifted_by="footer"
@@ -228,8 +236,9 @@ def _id(field: pa.Field) -> int | None:
 class _Walk:
     """Walks over a file's fields and the name mapping in parallel."""
 
-    def __init__(self, *, has_ids: bool, table: TableSchema) -> None:
+    def __init__(self, *, has_ids: bool, table: TableSchema, variants: Container[Path]) -> None:
         self.seen = FileSchema()
+        self._variants = variants
         self._spelled_otherwise: set[Path] = set()
         self._has_ids = has_ids
         self._table = table
@@ -300,6 +309,9 @@ class _Walk:
             self._inside(inner, [wanted.element_field], mapping, path, named)
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
+        elif isinstance(wanted, VariantType) and is_variant(kind):
+            if path not in self._variants:
+                raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
         elif not is_stored_as(kind, wanted):
             # Delta takes partition values from the log, whatever the file has.
             is_partition = any(column.field_id == each.source_id for each in self._table.spec.fields)
@@ -343,6 +355,16 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("ms" if kind.unit == "s" else kind.unit, "UTC" if kind.tz in UTC_NAMES else kind.tz)
     return kind
+
+
+def is_variant(kind: pa.DataType) -> bool:
+    """Return whether readers can take a Parquet type for a variant, perhaps a shredded one (VariantEncoding.md)."""
+    if not pa.types.is_struct(kind):
+        return False
+    inside = {field.name: field.type for field in kind}
+    return inside.keys() <= {"metadata", "value", "typed_value"} and all(
+        inside.get(name) == pa.binary() for name in ("metadata", "value")
+    )
 
 
 def is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:
