@@ -98,7 +98,7 @@ class Inspector:
         if key not in self._checked:
             schema = footer.schema.to_arrow_schema().remove_metadata()
             leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
-            variants = annotated_variants(from_arrow(footer)) if self.table.has_variants else frozenset()
+            variants = annotated_variants(from_arrow(footer)) if self.table.variants else frozenset()
             self._checked[key] = check_file_schema(schema, self.table, leaf_paths, variants), leaf_paths
         return self._checked[key]
 

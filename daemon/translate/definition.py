@@ -43,7 +43,8 @@ from daemon.translate.schema import TableSchema, translate_schema
 # A new table gets what all readers read. Somebody may set the property afterwards.
 DELETE_GRANULARITY_DEFAULT = "file"
 DELETE_GRANULARITY = "write.delete.granularity"
-# Spark's vectorized reader takes milliseconds for microseconds where the values have a dictionary (Iceberg 1.12).
+# Spark's vectorized reader takes milliseconds for microseconds where the values have a dictionary, and fails on files
+# with variants inside of structs, lists and maps, whatever is selected (Iceberg 1.12).
 VECTORIZED_READS = "read.parquet.vectorization.enabled"
 # Delta's protocol and features must fit together, but a commit may change only one of them: see `_with_features`.
 DELTA_PROTOCOL = "dvsync.delta.protocol"
@@ -327,6 +328,7 @@ def _shape(
             DELETE_GRANULARITY: granularity,
             **shape_properties(schema),
             **metrics_properties(schema),
+            **({VECTORIZED_READS: "false"} if schema.has_inner_variants else {}),
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
             **{key: text for key, (value, text) in remembered.items() if value or key in properties},
         },

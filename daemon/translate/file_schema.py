@@ -156,7 +156,7 @@ def check_file_schema(
     mapping = with_unmapped(table.name_mapping, found.traits.unmapped, table.schema.field_ids)
     try:
         # One unknown Arrow type in any column is enough for PyIceberg to refuse the file. It reads no variants.
-        if not table.has_variants:
+        if not table.variants:
             pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
         raise Unsupported(

@@ -1,0 +1,53 @@
+"""Columns of types that only format version 3 has, for readers that know them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.kit.follow import Followed
+from tests.kit.readers import read_duckdb
+from tests.kit.service import Service
+from tests.kit.writer import read_delta_json
+
+READ_BY = {"format_version": 3, "readers": ["spark", "duckdb"]}
+OBJECT = """parse_json('{"a": ' || id || ', "b": "x", "c": [1, 2], "d": 1.25, "e": null}')"""
+NESTED = "named_struct('v', parse_json('[' || id || ', {}]'), 'n', id)"
+VALUES = f"CAST(id AS INT), CASE id % 4 WHEN 2 THEN NULL WHEN 3 THEN parse_json('\"text\"') ELSE {OBJECT} END, {NESTED}"
+LISTS = ", array(parse_json('true'), NULL), map('k', parse_json('' || id))"
+
+
+class Variants(Followed):
+    def follow(self, statement: str, *, spark: bool = False) -> None:
+        """Run a statement, sync it, and let the readers that know variants read what there is."""
+        self.sql(statement)
+        self.bench.sync()
+        self._check_vectors(self.truth(self.bench.iceberg()), statement)
+        if spark:
+            self._read_by_spark()
+
+
+@pytest.mark.parametrize(
+    ("properties", "lists"),
+    [("", True), (", 'delta.enableVariantShredding' = 'true', 'delta.columnMapping.mode' = 'name'", False)],
+    ids=["plain", "shredded"],
+)
+def test_variants(service: Service, tmp_path: Path, properties: str, lists: bool) -> None:
+    """At the top, in structs, lists and maps, and in a column that joins later, through all that Delta does."""
+    table = Variants(service, tmp_path, options=READ_BY, read=read_delta_json)
+    table.vectors = table.bench
+    columns, values = "id INT, v VARIANT, s STRUCT<v: VARIANT, n: BIGINT>", VALUES
+    if lists:
+        columns, values = f"{columns}, l ARRAY<VARIANT>, m MAP<STRING, VARIANT>", values + LISTS
+    table.sql(
+        f"CREATE TABLE {{t}} ({columns}) USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true'{properties})"
+    )
+    table.follow(f"INSERT INTO {{t}} SELECT {values} FROM range(0, 8, 1, 1)")
+    table.follow("DELETE FROM {t} WHERE id IN (1, 3)")
+    table.follow("UPDATE {t} SET v = parse_json('[1, {\"deep\": 2.5}]') WHERE id = 4", spark=True)
+    table.follow("ALTER TABLE {t} ADD COLUMN w VARIANT")
+    table.follow(f"INSERT INTO {{t}} SELECT {values}, parse_json('7') FROM range(8, 12, 1, 1)")
+    table.follow("OPTIMIZE {t}", spark=True)
+    table.follow("RESTORE TABLE {t} TO VERSION AS OF 2")
+    assert read_duckdb(table.bench.iceberg())
