@@ -111,6 +111,8 @@ SWITCHES = {
     "delta.enableTypeWidening": "typeWidening",
     "delta.enableVariantShredding": "variantShredding-preview",
 }
+# Types of columns that use a feature.
+TYPES = {"timestamp_ntz": "timestampNtz", "variant": "variantType"}
 COORDINATOR = "delta.coordinatedCommits.commitCoordinator-preview"
 IDENTITY = {"delta.identity.start", "delta.identity.step", "delta.identity.allowExplicitInsert"}
 # The other features that a feature requires.
@@ -158,8 +160,7 @@ def used_features(metadata: Metadata) -> frozenset[str]:
     while types:
         kind = types.pop()
         types += inner_types(kind)
-        if kind == "timestamp_ntz":
-            used.add("timestampNtz")
+        used |= {TYPES[kind]} if isinstance(kind, str) and kind in TYPES else set()
         for field in fields_of(kind):
             if not field["nullable"] or "delta.invariants" in (field.get("metadata") or {}):
                 used.add("invariants")

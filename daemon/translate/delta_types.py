@@ -192,10 +192,8 @@ def unsupported_type(delta_type: str, column: str) -> Unsupported:
     hint = "Drop the column in the Delta table (Delta needs column mapping for that), or store it as another type."
     if delta_type == "variant":
         hint += " Then REORG TABLE … APPLY (PURGE): Polars cannot read files that still have the column."
-    why, new = "which Iceberg does not have", NEW_TYPES.get(delta_type)
-    if new:
-        why = "which Iceberg has in format version 3 only, and not for all of the table's readers"
-        hint += (
-            f" If only these programs read the table, set format_version: 3 and readers: [{', '.join(new.readers)}]."
-        )
+    why = "which Iceberg does not have"
+    if new := NEW_TYPES.get(delta_type):
+        why = f"which needs format_version: 3 and readers: [{', '.join(new.readers)}]"
+        hint += " Or set both for the table, which has no way back to format version 2, if no other program reads it."
     return Unsupported(f"column {column} has the type {delta_type}, {why}", hint=hint)

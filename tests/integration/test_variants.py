@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import Event
 
 import pytest
 
+from daemon.errors import TargetChanged
+from daemon.verify.findings import Level, Scope
+from daemon.verify.verifier import Verifier
+from tests.integration.test_maintenance import SomebodyElse
 from tests.kit.follow import Followed
-from tests.kit.readers import read_duckdb
-from tests.kit.service import Service
-from tests.kit.writer import read_delta_json
+from tests.kit.service import InProcess
+from tests.kit.writer import Writer, read_delta_json
 
 READ_BY = {"format_version": 3, "readers": ["spark", "duckdb"]}
 OBJECT = """parse_json('{"a": ' || id || ', "b": "x", "c": [1, 2], "d": 1.25, "e": null}')"""
@@ -33,9 +37,9 @@ class Variants(Followed):
     [("", True), (", 'delta.enableVariantShredding' = 'true', 'delta.columnMapping.mode' = 'name'", False)],
     ids=["plain", "shredded"],
 )
-def test_variants(service: Service, tmp_path: Path, properties: str, lists: bool) -> None:
+def test_variants(writer: Writer, tmp_path: Path, properties: str, lists: bool) -> None:
     """At the top, in structs, lists and maps, and in a column that joins later, through all that Delta does."""
-    table = Variants(service, tmp_path, options=READ_BY, read=read_delta_json)
+    table = Variants(InProcess(writer), tmp_path, options=READ_BY, read=read_delta_json)
     table.vectors = table.bench
     columns, values = "id INT, v VARIANT, s STRUCT<v: VARIANT, n: BIGINT>", VALUES
     if lists:
@@ -50,4 +54,23 @@ def test_variants(service: Service, tmp_path: Path, properties: str, lists: bool
     table.follow(f"INSERT INTO {{t}} SELECT {values}, parse_json('7') FROM range(8, 12, 1, 1)")
     table.follow("OPTIMIZE {t}", spark=True)
     table.follow("RESTORE TABLE {t} TO VERSION AS OF 2")
-    assert read_duckdb(table.bench.iceberg())
+
+
+def test_somebody_else_with_variants(writer: Writer, tmp_path: Path) -> None:
+    """Spark's Iceberg catalog changes the table by metadata of its own: we read it, and it reads ours."""
+    table = Variants(InProcess(writer), tmp_path, options=READ_BY, read=read_delta_json)
+    table.vectors = table.bench
+    table.sql("CREATE TABLE {t} (id INT, v VARIANT) USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
+    table.follow("INSERT INTO {t} SELECT CAST(id AS INT), parse_json('{\"a\": 1}') FROM range(0, 4, 1, 1)")
+    theirs = SomebodyElse(table)
+    theirs.sql("ALTER TABLE {i} SET TBLPROPERTIES ('somebody' = 'else')")
+    table.follow("DELETE FROM {t} WHERE id = 1")
+    assert table.bench.iceberg().properties["somebody"] == "else"
+    theirs.sql("INSERT INTO {i} VALUES (9, parse_json('[]'))")
+    table.sql("DELETE FROM {t} WHERE id = 2")
+    with pytest.raises(TargetChanged):
+        table.bench.sync()
+    table.bench.sync(full=True)
+    table.follow("DELETE FROM {t} WHERE id = 3")
+    proof = Verifier(table.bench.context).verify(Scope(Level.METADATA), Event())
+    assert proof and proof.is_right, proof
