@@ -35,6 +35,8 @@ FOOTER_READ_BYTES = 64 << 10
 FOOTER_END_BYTES = 8
 MAGIC = b"PAR1"
 ARROW_SCHEMA = b"ARROW:schema"
+# In a schema as text.
+VARIANT = "(Variant("
 # No writer cuts the statistics of strings up to this many bytes.
 STATISTICS_STRING_MAX = 16
 # A number can have two spellings (0.0 and -0.0). With more distinct values, there is another number.
@@ -98,7 +100,7 @@ class Inspector:
         if key not in self._checked:
             schema = footer.schema.to_arrow_schema().remove_metadata()
             leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
-            variants = annotated_variants(from_arrow(footer)) if self.table.variants else frozenset()
+            variants = annotated_variants(from_arrow(footer)) if VARIANT in text else ()
             self._checked[key] = check_file_schema(schema, self.table, leaf_paths, variants), leaf_paths
         return self._checked[key]
 

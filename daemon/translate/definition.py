@@ -83,7 +83,7 @@ class Shape:
         mapping = with_unmapped(self.table.name_mapping, traits.unmapped, self.table.schema.field_ids)
         table = replace(self.table, name_mapping=mapping, hidden_ids=self.table.hidden_ids | traits.hidden_ids)
         properties = {**self.definition.properties, **shape_properties(table)}
-        properties |= {VECTORIZED_READS: "false"} if traits.has_millis else {}
+        properties |= {VECTORIZED_READS: "false"} if traits.is_unvectorized else {}
         properties |= {HAS_MIRRORS: "true"} if traits.has_mirrors else {}
         return replace(self, table=table, definition=replace(self.definition, properties=properties))
 
@@ -328,7 +328,6 @@ def _shape(
             DELETE_GRANULARITY: granularity,
             **shape_properties(schema),
             **metrics_properties(schema),
-            **({VECTORIZED_READS: "false"} if schema.has_inner_variants else {}),
             **({RETENTION_MS: retention_ms} if retention_ms else {}),
             **{key: text for key, (value, text) in remembered.items() if value or key in properties},
         },

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyiceberg.table.name_mapping import MappedField
@@ -68,7 +68,8 @@ class FileSchema:
     those to which the file gives field ids. `respelled` are the paths of columns that the table spells otherwise.
     `int96` maps the field ids of timestamps stored as INT96 to their top-level columns in the file. `views` are the
     field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
-    are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds.
+    are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds. `has_inner_variants`: it has
+    variants inside of other types.
     """
 
     hidden: set[Path] = dataclasses.field(default_factory=set)
@@ -78,28 +79,33 @@ class FileSchema:
     views: set[int] = dataclasses.field(default_factory=set)
     days: set[int] = dataclasses.field(default_factory=set)
     millis: set[str] = dataclasses.field(default_factory=set)
+    has_inner_variants: bool = False
 
     @property
     def traits(self) -> FileTraits:
-        return FileTraits(frozenset(self.hidden | self.respelled), bool(self.millis), frozenset(self.hidden_ids))
+        return FileTraits(
+            frozenset(self.hidden | self.respelled),
+            bool(self.millis) or self.has_inner_variants,
+            frozenset(self.hidden_ids),
+        )
 
 
 @dataclasses.dataclass(frozen=True)
 class FileTraits:
     """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet.
 
-    `has_mirrors`: some of them are mirrors of Delta's.
+    `has_mirrors`: some of them are mirrors of Delta's. If they are `is_unvectorized`, Spark has to read row by row.
     """
 
     unmapped: frozenset[Path] = frozenset()
-    has_millis: bool = False
+    is_unvectorized: bool = False
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
     has_mirrors: bool = False
 
     def __or__(self, other: FileTraits) -> FileTraits:
         return FileTraits(
             self.unmapped | other.unmapped,
-            self.has_millis or other.has_millis,
+            self.is_unvectorized or other.is_unvectorized,
             self.hidden_ids | other.hidden_ids,
             self.has_mirrors or other.has_mirrors,
         )
@@ -129,7 +135,7 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
 
 
 def check_file_schema(
-    schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str], variants: Container[Path] = ()
+    schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str], variants: Collection[Path] = ()
 ) -> FileSchema:
     """Compare a file's Arrow `schema` with the table's. `leaf_paths` are the file's columns, spelled as in Parquet.
 
@@ -147,6 +153,7 @@ def check_file_schema(
     walk = _Walk(has_ids=has_ids, table=table, variants=variants)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     found = walk.seen
+    found.has_inner_variants = any(len(path) > 1 for path in variants)
     found.hidden_ids -= table.hidden_ids
     # Hidden columns as well: a later version may name them.
     found.millis |= {field.name for field in schema if _in_parquet(field.type) in MILLIS}
@@ -156,7 +163,7 @@ def check_file_schema(
     mapping = with_unmapped(table.name_mapping, found.traits.unmapped, table.schema.field_ids)
     try:
         # One unknown Arrow type in any column is enough for PyIceberg to refuse the file. It reads no variants.
-        if not table.variants:
+        if not table.has_variants:
             pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
         raise Unsupported(
@@ -236,7 +243,7 @@ def _id(field: pa.Field) -> int | None:
 class _Walk:
     """Walks over a file's fields and the name mapping in parallel."""
 
-    def __init__(self, *, has_ids: bool, table: TableSchema, variants: Container[Path]) -> None:
+    def __init__(self, *, has_ids: bool, table: TableSchema, variants: Collection[Path]) -> None:
         self.seen = FileSchema()
         self._variants = variants
         self._spelled_otherwise: set[Path] = set()

@@ -69,14 +69,8 @@ class TableSchema:
         return self.specs[self.spec_id]
 
     @cached_property
-    def variants(self) -> frozenset[int]:
-        """The field ids of all variants, also inside of structs, lists and maps."""
-        fields = index_by_id(self.schema)
-        return frozenset(field_id for field_id, field in fields.items() if isinstance(field.field_type, VariantType))
-
-    @property
-    def has_inner_variants(self) -> bool:
-        return not self.variants <= self.physical_names.keys()
+    def has_variants(self) -> bool:
+        return any(isinstance(field.field_type, VariantType) for field in index_by_id(self.schema).values())
 
     @cached_property
     def leaves(self) -> Mapping[Path, NestedField]:

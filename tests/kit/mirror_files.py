@@ -20,7 +20,7 @@ from daemon.mirror.footer import annotated_variants
 from daemon.mirror.parquet import encode_footer, from_arrow, load_footer
 from daemon.store.storage import FileIOStorage
 from daemon.translate.delta_types import types_read_by
-from daemon.translate.file_schema import check_file_schema
+from daemon.translate.file_schema import FileSchema, check_file_schema
 from daemon.translate.schema import TableSchema, translate_schema
 
 
@@ -57,11 +57,11 @@ def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:
     return pa.field(name, kind, metadata=None if number is None else {"PARQUET:field_id": str(number)})
 
 
-def check_schema(footer: pq.FileMetaData, table: TableSchema) -> None:
+def check_schema(footer: pq.FileMetaData, table: TableSchema) -> FileSchema:
     """As the inspection of a file does."""
     paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
     variants = annotated_variants(from_arrow(footer))
-    check_file_schema(footer.schema.to_arrow_schema().remove_metadata(), table, paths, variants)
+    return check_file_schema(footer.schema.to_arrow_schema().remove_metadata(), table, paths, variants)
 
 
 def planned(path: Path | str, table: TableSchema) -> MirrorPlan | None:

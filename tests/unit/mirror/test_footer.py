@@ -135,6 +135,7 @@ def test_variants_get_their_annotation(ids: bool, tmp_path: Path) -> None:
     assert plan is not None and plan.footer is not None and "annotation of variants" in plan.reason
     mirror = mirrored(path, plan.footer)
     assert planned(mirror, table) is None
+    assert check_schema(pq.read_metadata(mirror), table).traits.is_unvectorized, "of those in a struct"
     with duckdb.connect() as connection:
         found = connection.sql(f"SELECT * FROM read_parquet('{mirror}')").fetchall()
     assert found == [(7, {"x": 7}, [7, None], {"k": 7})[: len(kinds)], (None, None, [], None)[: len(kinds)]]
