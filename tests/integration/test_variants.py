@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from pathlib import Path
 from threading import Event
 
 import pytest
+from pyspark.sql import SparkSession
 
 from daemon.errors import TargetChanged
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.integration.test_maintenance import SomebodyElse
 from tests.kit.follow import Followed
+from tests.kit.handmade import Bench
 from tests.kit.service import InProcess
 from tests.kit.writer import Writer, read_delta_json
 
@@ -74,3 +77,17 @@ def test_somebody_else_with_variants(writer: Writer, tmp_path: Path) -> None:
     table.follow("DELETE FROM {t} WHERE id = 3")
     proof = Verifier(table.bench.context).verify(Scope(Level.METADATA), Event())
     assert proof and proof.is_right, proof
+
+
+def test_rows_with_variants_are_verified(spark: SparkSession, tmp_path: Path) -> None:
+    """By value: Delta's reader and Iceberg's put shredded variants together, each in its own way."""
+    location = tmp_path / "t"
+    properties = "'delta.enableDeletionVectors' = 'true', 'delta.enableVariantShredding' = 'true'"
+    columns = "id INT, v VARIANT, s STRUCT<v: VARIANT, n: BIGINT>, l ARRAY<VARIANT>, m MAP<STRING, VARIANT>"
+    spark.sql(f"CREATE TABLE delta.`{location}` ({columns}) USING delta TBLPROPERTIES ({properties})")
+    spark.sql(f"INSERT INTO delta.`{location}` SELECT {VALUES + LISTS} FROM range(0, 8, 1, 1)")
+    spark.sql(f"DELETE FROM delta.`{location}` WHERE id = 1")
+    with closing(Bench(tmp_path / "dvsync", f"file://{location}", engine="spark", table_options=READ_BY)) as bench:
+        bench.sync()
+        proof = Verifier(bench.context).verify(Scope(Level.ROWS), Event())
+        assert proof and proof.is_right and proof.rows == 7, proof
