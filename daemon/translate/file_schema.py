@@ -370,7 +370,7 @@ def is_variant(kind: pa.DataType) -> bool:
         return False
     inside = {field.name: field.type for field in kind}
     return inside.keys() <= {"metadata", "value", "typed_value"} and all(
-        inside.get(name) == pa.binary() for name in ("metadata", "value")
+        name in inside and _in_parquet(inside[name]) == pa.binary() for name in ("metadata", "value")
     )
 
 
