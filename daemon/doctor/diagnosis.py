@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from pyiceberg.schema import index_by_id
+from pyiceberg.schema import index_by_id, index_name_by_id
 from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
 from daemon.config.settings import TableSettings
@@ -19,6 +19,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.mirror.defaults import defaults_of
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.mirrors import KINDS, MirrorPlanner
@@ -253,6 +254,9 @@ def _readers(
     keyed = tuple(field.name for field in fields if _has_struct_keys(field.field_type))
     if keyed and mode != "none":
         yield ReaderTrouble(("Polars (native)",), "cannot read maps with structs in their keys", keyed)
+    names, inside = index_name_by_id(schema.schema), index_by_id(schema.schema)
+    if variants := tuple(names[each] for each in inside if isinstance(inside[each].field_type, VariantType)):
+        yield ReaderTrouble(("DuckDB",), "the null of JSON is shown as no value at all", variants)
     if emptied := tuple(name for field in fields for name in _emptied(field.field_type, field.name)):
         text = "a null list of structs, or map to structs, is shown as empty"
         yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, emptied)
