@@ -43,7 +43,7 @@ def _of_writers(note: str, decision: Decision = Decision.FOLLOWED) -> Feature:
 
 FOR_WRITERS = _of_writers("concerns writers only")
 _WIDENING = Feature("dvsync follows int to long, float to double, wider decimals, and refuses files of other widenings")
-_VARIANT = Feature("dvsync refuses variant columns by name", Decision.IF_UNUSED)
+_VARIANT = Feature("dvsync follows variant columns in format version 3, if all of the table's readers read them")
 _GEOSPATIAL = Feature("dvsync refuses geometry and geography columns by name", Decision.IF_UNUSED)
 _CATALOG_MANAGED = Feature(
     "The table's commits are ratified by its catalog: name it under `sources`, and the table by its name there.",
@@ -111,6 +111,8 @@ SWITCHES = {
     "delta.enableTypeWidening": "typeWidening",
     "delta.enableVariantShredding": "variantShredding-preview",
 }
+# Types of columns that use a feature.
+TYPES = {"timestamp_ntz": "timestampNtz", "variant": "variantType"}
 COORDINATOR = "delta.coordinatedCommits.commitCoordinator-preview"
 IDENTITY = {"delta.identity.start", "delta.identity.step", "delta.identity.allowExplicitInsert"}
 # The other features that a feature requires.
@@ -158,8 +160,7 @@ def used_features(metadata: Metadata) -> frozenset[str]:
     while types:
         kind = types.pop()
         types += inner_types(kind)
-        if kind == "timestamp_ntz":
-            used.add("timestampNtz")
+        used |= {TYPES[kind]} if isinstance(kind, str) and kind in TYPES else set()
         for field in fields_of(kind):
             if not field["nullable"] or "delta.invariants" in (field.get("metadata") or {}):
                 used.add("invariants")

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 import msgspec
-from pyiceberg.schema import index_by_id
+from pyiceberg.schema import index_by_id, index_name_by_id
 from pyiceberg.types import DoubleType, IcebergType, ListType, MapType, StructType
 
 from daemon.config.settings import TableSettings
@@ -19,6 +19,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
 from daemon.doctor.examination import Examination, ExaminationTask
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.mirror.defaults import defaults_of
 from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.mirrors import KINDS, MirrorPlanner
@@ -26,7 +27,7 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
-from daemon.translate.delta_types import parse_struct, physical_name
+from daemon.translate.delta_types import parse_struct, physical_name, types_read_by
 from daemon.translate.existing_table import check_places
 from daemon.translate.readers import Fault, misreaders, others_misread
 from daemon.translate.schema import TableSchema, translate_schema
@@ -171,7 +172,10 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
     for field in struct["fields"]:
         try:
             found = translate_schema(
-                _with_fields(metadata, [field]), numbers_contents=settings.has_mirrors, readers=settings.readers
+                _with_fields(metadata, [field]),
+                types=types_read_by(settings.readers, settings.format_version),
+                numbers_contents=settings.has_mirrors,
+                readers=settings.readers,
             )
             shown.append(field)
             findings += [_noted(fault, field["name"]) for fault in sorted(found.faults)]
@@ -259,6 +263,9 @@ def _readers(
     keyed = tuple(field.name for field in fields if _has_struct_keys(field.field_type))
     if keyed and mode != "none":
         yield ReaderTrouble(("Polars (native)",), "cannot read maps with structs in their keys", keyed)
+    names, inside = index_name_by_id(schema.schema), index_by_id(schema.schema)
+    if variants := tuple(names[each] for each in inside if isinstance(inside[each].field_type, VariantType)):
+        yield ReaderTrouble(("DuckDB",), "the null of JSON is shown as no value at all", variants)
     if emptied := tuple(name for field in fields for name in _emptied(field.field_type, field.name)):
         text = "a null list of structs, or map to structs, is shown as empty"
         yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, emptied)

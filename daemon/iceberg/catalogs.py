@@ -18,6 +18,7 @@ from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
+from daemon.iceberg.pyiceberg_ext.variant import know_variant
 from daemon.texts import counted
 
 # The class of a kind of `auth` gets its parameters as they are, and these are no texts.
@@ -136,6 +137,7 @@ def _identity_of(file: Path | None) -> tuple[int, int] | None:
 def _open(name: str, properties: Mapping[str, str]) -> Catalog:
     remember_metadata()
     allow_version_3()
+    know_variant()
     if is_rest(properties):
         # Only for them: with the HTTP client, its import is a tenth of all imports of `dvsync sync`.
         from daemon.iceberg.pyiceberg_ext.rest_sessions import limit_waiting  # noqa: PLC0415

@@ -7,13 +7,14 @@ because statistics do too.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from pyiceberg.table.name_mapping import MappedField
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from daemon.mirror.compact import BINARY, FALSE, I32, STRUCT, TRUE, Struct
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
+from daemon.mirror.compact import BINARY, BYTE, FALSE, I32, STRUCT, TRUE, Struct
 from daemon.mirror.parquet import (
     CHILDREN,
     CONVERTED,
@@ -30,7 +31,7 @@ from daemon.mirror.parquet import (
     with_schema,
     without_key,
 )
-from daemon.translate.name_mapping import column_finder
+from daemon.translate.name_mapping import Path, column_finder
 from daemon.translate.schema import TableSchema
 
 # The Arrow schema that Arrow's writers leave: Arrow prefers it to the columns' own types.
@@ -60,6 +61,9 @@ TIMESTAMP: Final = 8
 INTEGER: Final = 10
 UNKNOWN: Final = 11
 JSON, BSON = 12, 13
+VARIANT: Final = 16
+# VariantType, and the version of VariantEncoding.md
+SPECIFICATION_VERSION, VARIANT_VERSION = 1, 1
 # TimestampType
 ADJUSTED_TO_UTC: Final = 1
 UNIT: Final = 2
@@ -90,6 +94,23 @@ def _below(node: Node) -> Iterable[Node]:
     for each in node.children:
         yield each
         yield from _below(each)
+
+
+def annotated_variants(metadata: Struct) -> frozenset[Path]:
+    """Return the paths of the groups annotated as variants, with Iceberg's names of elements, keys and values."""
+    return frozenset(_variants(parse_schema(metadata), ()))
+
+
+def _variants(node: Node, path: Path) -> Iterator[Path]:
+    if _logical(node) == VARIANT:
+        yield path
+        return
+    inside, names = node.children, [each.name for each in node.children]
+    if len(inside) == 1 and inside[0].value(REPETITION) == REPEATED:
+        inside = inside[0].children
+        names = ["element"] if len(inside) == 1 else ["key", "value"]
+    for each, name in zip(inside, names, strict=False):
+        yield from _variants(each, (*path, name))
 
 
 class _Mender:
@@ -134,7 +155,10 @@ class _Mender:
                 self._number(part, column)
                 self._field(part, column.field_type, mapped.fields)
             return
-        if not node.children:
+        if isinstance(wanted, VariantType):
+            if {"metadata", "value"} <= {each.name for each in node.children}:
+                _put_annotation(node, None, VARIANT, {SPECIFICATION_VERSION: (BYTE, VARIANT_VERSION)})
+        elif not node.children:
             _annotate(node, str(wanted))
 
     def _hidden(self, node: Node) -> None:

@@ -154,6 +154,14 @@ def as_arrow(metadata: Struct) -> pq.FileMetaData:
         raise CorruptInput(f"the Parquet footer is damaged: {error}", hint=HINT) from error
 
 
+def from_arrow(footer: pq.FileMetaData) -> Struct:
+    """Return the footer as a tree, without what Arrow does not know."""
+    with pa.BufferOutputStream() as written:
+        footer.write_metadata_file(written)
+        content = written.getvalue().to_pybytes()
+    return parse_footer(content, len(content)).metadata
+
+
 def parse_schema(metadata: Struct) -> Node:
     """Return a copy of the schema as a tree. Raises `CorruptInput`."""
     elements = iter(_items(metadata, SCHEMA, LIST, STRUCT))

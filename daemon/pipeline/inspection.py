@@ -23,8 +23,8 @@ from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, SyncError, Unsupported, errors_at
 from daemon.mirror.calendar import DATETIME_SINCE, INT96_SINCE, LEGACY_DATETIME, LEGACY_INT96, is_legacy
 from daemon.mirror.decision import NOT_OPENED
-from daemon.mirror.footer import mend_footer
-from daemon.mirror.parquet import as_arrow, parse_footer, read_end
+from daemon.mirror.footer import annotated_variants, mend_footer
+from daemon.mirror.parquet import as_arrow, from_arrow, parse_footer, read_end
 from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
@@ -37,6 +37,8 @@ from daemon.translate.schema import TableSchema
 FOOTER_READ_BYTES_MIN, FOOTER_READ_BYTES_MAX = 16 << 10, 64 << 10
 COLUMN_BYTES = 512
 ARROW_SCHEMA = b"ARROW:schema"
+# In a schema as text.
+VARIANT = "(Variant("
 # No writer cuts the statistics of strings up to this many bytes.
 STATISTICS_STRING_MAX = 16
 # A number can have two spellings (0.0 and -0.0). With more distinct values, there is another number.
@@ -139,7 +141,8 @@ class Inspector:
         if key not in self._checked:
             schema = footer.schema.to_arrow_schema().remove_metadata()
             leaf_paths = tuple(footer.schema.column(number).path for number in range(footer.num_columns))
-            self._checked[key] = check_file_schema(schema, self.table, leaf_paths), leaf_paths
+            variants = annotated_variants(from_arrow(footer)) if VARIANT in text else ()
+            self._checked[key] = check_file_schema(schema, self.table, leaf_paths, variants), leaf_paths
         return self._checked[key]
 
     def _check_int96(

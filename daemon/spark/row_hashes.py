@@ -78,27 +78,31 @@ def hash_value(frame: DataFrame, column: str) -> Column:
     from pyspark.sql import functions as f  # noqa: PLC0415
 
     value, data_type = frame[f"`{column.replace('`', '``')}`"], frame.schema[column].dataType
-    if data_type.typeName() not in ("struct", "array", "map"):
+    if data_type.typeName() not in ("struct", "array", "map", "variant"):
         return f.xxhash64(frame[POSITION], value)
     # Spark's hash passes over nulls, and does not see where an array ends. JSON shows both, but cuts some values.
     shape = f.to_json(f.struct(value.alias("value")), {"ignoreNullFields": "false"})
-    return f.xxhash64(frame[POSITION], _without_maps(value, data_type), shape)
+    return f.xxhash64(frame[POSITION], _hashable(value, data_type), shape)
 
 
-def _without_maps(value: Column, data_type: DataType) -> Column:
-    """Turn maps, which Spark does not hash, into arrays of their entries; their order is that of the file."""
+def _hashable(value: Column, data_type: DataType) -> Column:
+    """Replace what Spark does not hash: maps by arrays of their entries, in the order of the file, and variants by
+    their types. Two readers may give the same variant as other bytes.
+    """
     from pyspark.sql import functions as f  # noqa: PLC0415
-    from pyspark.sql.types import ArrayType, MapType, StructType  # noqa: PLC0415
+    from pyspark.sql.types import ArrayType, MapType, StructType, VariantType  # noqa: PLC0415
 
-    if "map<" not in data_type.simpleString():
+    if not any(kind in data_type.simpleString() for kind in ("map<", "variant")):
         return value
     match data_type:
+        case VariantType():
+            return f.schema_of_variant(value)
         case MapType():
             entry = StructType().add("key", data_type.keyType).add("value", data_type.valueType)
-            return _without_maps(f.map_entries(value), ArrayType(entry))
+            return _hashable(f.map_entries(value), ArrayType(entry))
         case ArrayType():
-            return f.transform(value, lambda item: _without_maps(item, data_type.elementType))
+            return f.transform(value, lambda item: _hashable(item, data_type.elementType))
         case StructType():
-            fields = [_without_maps(value[field.name], field.dataType).alias(field.name) for field in data_type.fields]
+            fields = [_hashable(value[field.name], field.dataType).alias(field.name) for field in data_type.fields]
             return f.when(value.isNotNull(), f.struct(*fields))
     return value

@@ -21,6 +21,7 @@ from pyiceberg.types import (
     NestedField,
     PrimitiveType,
     StructType,
+    UnknownType,
 )
 
 from daemon.errors import CorruptInput, Unsupported
@@ -71,6 +72,7 @@ class Translation:
         mapped: bool,
         used: set[int],
         hidden_ids: Iterable[tuple[int, Path]],
+        types: Mapping[str, PrimitiveType],
         numbers_contents: bool,
         faults: Faults,
     ) -> None:
@@ -78,6 +80,7 @@ class Translation:
         self.collated: set[int] = set()
         self._partition_columns = partition_columns
         self._mapped = mapped
+        self._types = types
         self._next_id = max(used, default=0) + 1
         self._numbers_contents = numbers_contents
         self._faults = faults
@@ -152,13 +155,14 @@ class Translation:
             self.collated.add(field_id)
         # A column that was added later is missing in older files, so it must be nullable.
         required = not field["nullable"] and (old.required if old else before.is_first)
+        required = required and not isinstance(field_type, UnknownType)
         return NestedField(field_id, name, field_type, required=required, doc=metadata.get("comment"))
 
     def _type(
         self, delta_type: Any, old: IcebergType | None, path: Path, ids: Mapping[str, int], place: str
     ) -> IcebergType:
         if isinstance(delta_type, str):
-            return primitive_type(delta_type, ".".join(path))
+            return primitive_type(delta_type, ".".join(path), self._types)
         kind = delta_type["type"]
         if self._mapped and kind in ("array", "map") and hides_renamed(delta_type):
             self._faults.add(
@@ -210,7 +214,11 @@ class Translation:
                 )
             self._next_content_id += 1
             field_id = self._next_content_id - 1
-        return field_id, self._type(delta_type, old.field_type if old else None, path, ids, place)
+        field_type = self._type(delta_type, old.field_type if old else None, path, ids, place)
+        if isinstance(field_type, UnknownType):
+            # Delta refuses it there, and readers would have to know how many nulls there are.
+            raise unsupported_type(str(delta_type), ".".join(path))
+        return field_id, field_type
 
 
 def mapped_inside(delta_type: Any, field_type: IcebergType) -> list[MappedField]:
@@ -234,7 +242,7 @@ def mapped_inside(delta_type: Any, field_type: IcebergType) -> list[MappedField]
 def _may_become(old: IcebergType, new: IcebergType) -> bool:
     """Return whether a field keeps its id. Iceberg spec, "Schema Evolution", lists these promotions."""
     match old, new:
-        case (IntegerType(), LongType()) | (FloatType(), DoubleType()):
+        case (IntegerType(), LongType()) | (FloatType(), DoubleType()) | (UnknownType(), PrimitiveType()):
             return True
         case DecimalType(), DecimalType():
             return old.scale == new.scale and old.precision <= new.precision

@@ -21,6 +21,7 @@ from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS, own_tags
 from daemon.iceberg.schema_changes import Layout, describe_changes
 from daemon.iceberg.target import Definition, Misread
+from daemon.translate.delta_types import types_read_by
 from daemon.translate.existing_table import (
     DELTA_ROW_IDS,
     NAME_MAPPING,
@@ -43,7 +44,8 @@ from daemon.translate.schema import TableSchema, translate_schema
 # A new table gets what all readers read. Somebody may set the property afterwards.
 DELETE_GRANULARITY_DEFAULT = "file"
 DELETE_GRANULARITY = "write.delete.granularity"
-# Spark's vectorized reader takes milliseconds for microseconds where the values have a dictionary (Iceberg 1.12).
+# Spark's vectorized reader takes milliseconds for microseconds where the values have a dictionary, and fails on files
+# with variants inside of structs, lists and maps, whatever is selected (Iceberg 1.12).
 VECTORIZED_READS = "read.parquet.vectorization.enabled"
 # Delta's protocol and features must fit together, but a commit may change only one of them: see `_with_features`.
 DELTA_PROTOCOL = "dvsync.delta.protocol"
@@ -92,7 +94,7 @@ class Shape:
             faults=(self.table.faults & SCHEMA_FAULTS if are_all else self.table.faults) | traits.faults,
         )
         properties = {**self.definition.properties, **shape_properties(table)}
-        properties |= {VECTORIZED_READS: "false"} if traits.has_millis else {}
+        properties |= {VECTORIZED_READS: "false"} if traits.is_unvectorized else {}
         properties |= {HAS_MIRRORS: "true"} if traits.has_mirrors else {}
         properties |= (
             {DELTA_FAULTS: ",".join(sorted(table.faults))} if table.faults or DELTA_FAULTS in properties else {}
@@ -138,8 +140,11 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))
     row_ids = row_id_column(metadata)
+    types = types_read_by(settings.readers, settings.format_version)
     if table is None:
-        schema = translate_schema(metadata, numbers_contents=settings.has_mirrors, readers=settings.readers)
+        schema = translate_schema(
+            metadata, types=types, numbers_contents=settings.has_mirrors, readers=settings.readers
+        )
         return _shape(schema, settings, {}, retention_ms, row_ids)
     mapping, marker = own_mapping(table), shown_by(table)
     # If the Delta table was recreated, its column ids began at 1 again, for other columns.
@@ -151,6 +156,7 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
         hidden_ids=hidden_ids(table),
+        types=types,
         numbers_contents=settings.has_mirrors,
         readers=settings.readers,
     )

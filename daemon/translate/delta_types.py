@@ -6,7 +6,8 @@ Delta PROTOCOL.md, "Schema Serialization Format".
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -23,10 +24,13 @@ from pyiceberg.types import (
     StringType,
     TimestampType,
     TimestamptzType,
+    UnknownType,
 )
 
+from daemon.config.settings import Reader
 from daemon.delta.features import fields_of, inner_types
 from daemon.errors import CorruptInput, Unsupported
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.translate.readers import Fault, Faults
 
 # As Spark's DataType.fromJson reads them.
@@ -47,8 +51,20 @@ PRIMITIVES: Mapping[str, PrimitiveType] = {
     "timestamp_ntz": TimestampType(),
 }
 
-# Types of Iceberg's format version 3 that not every reader knows. A test says when they do.
-REFUSED_TYPES = {"variant": "PyIceberg does not know", "void": "DuckDB cannot read as Iceberg's type unknown"}
+
+@dataclass(frozen=True)
+class NewType:
+    """A type of Iceberg's format version 3, and the tested readers that read it."""
+
+    iceberg: PrimitiveType
+    readers: tuple[Reader, ...]
+
+
+# A test says when other readers read them.
+NEW_TYPES: Mapping[str, NewType] = {
+    "variant": NewType(VariantType(), (Reader.SPARK, Reader.DUCKDB)),
+    "void": NewType(UnknownType(), (Reader.SPARK, Reader.PYICEBERG, Reader.POLARS)),
+}
 
 # As Spark's DataType.fromJson reads them.
 DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,2})\s*,\s*(-?[0-9]{1,2})\s*\)")
@@ -157,13 +173,19 @@ def _has_renamed(kind: Any) -> bool:
     return is_renamed or any(map(_has_renamed, inner_types(kind)))
 
 
-def primitive_type(delta_type: str, column: str) -> PrimitiveType:
+def types_read_by(readers: Collection[Reader], format_version: int) -> Mapping[str, PrimitiveType]:
+    """Return the Iceberg types of Delta's simple types that all these readers read in a table of this version."""
+    new = {} if format_version == 2 else NEW_TYPES
+    return {**PRIMITIVES, **{name: each.iceberg for name, each in new.items() if set(readers) <= set(each.readers)}}
+
+
+def primitive_type(delta_type: str, column: str, types: Mapping[str, PrimitiveType]) -> PrimitiveType:
     if match := DECIMAL.fullmatch(delta_type):
         precision, scale = int(match[1]), int(match[2])
         if scale not in range(precision + 1):
             raise ValueError(f"column {column} has the type {delta_type}, whose scale exceeds its precision")
         return DecimalType(precision, scale)
-    kind = StringType() if STRING.fullmatch(delta_type) else PRIMITIVES.get(delta_type)
+    kind = StringType() if STRING.fullmatch(delta_type) else types.get(delta_type)
     if kind is None:
         raise unsupported_type(delta_type, column)
     return kind
@@ -173,7 +195,8 @@ def unsupported_type(delta_type: str, column: str) -> Unsupported:
     hint = "Drop the column in the Delta table (Delta needs column mapping for that), or store it as another type."
     if delta_type == "variant":
         hint += " Then REORG TABLE … APPLY (PURGE): Polars cannot read files that still have the column."
-    return Unsupported(
-        f"column {column} has the type {delta_type}, which {REFUSED_TYPES.get(delta_type, 'Iceberg does not have')}",
-        hint=hint,
-    )
+    why = "which Iceberg does not have"
+    if new := NEW_TYPES.get(delta_type):
+        why = f"which needs format_version: 3 and readers: [{', '.join(new.readers)}]"
+        hint += " Or set both for the table, which has no way back to format version 2, if no other program reads it."
+    return Unsupported(f"column {column} has the type {delta_type}, {why}", hint=hint)

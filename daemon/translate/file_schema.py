@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 
 import pyarrow as pa
 from pyiceberg.table.name_mapping import MappedField
@@ -25,6 +25,7 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import MirrorKind, Unsupported
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.translate.name_mapping import Path, column_finder, first_names, takes_name, with_unmapped
 from daemon.translate.readers import Fault, Faults, misreaders
 from daemon.translate.schema import TableSchema
@@ -41,6 +42,7 @@ STORED_AS: Mapping[str, frozenset[pa.DataType]] = {
     "date": frozenset({pa.date32()}),
     "string": frozenset({pa.string()}),
     "binary": frozenset({pa.binary()}),
+    "unknown": frozenset({pa.null()}),
     "timestamp": frozenset({pa.timestamp("us"), pa.timestamp("ms")}),
     # Arrow shows INT96 as nanoseconds without a zone.
     "timestamptz": frozenset({pa.timestamp("us", "UTC"), pa.timestamp("ms", "UTC"), pa.timestamp("ns")}),
@@ -68,7 +70,8 @@ class FileSchema:
     `int96` maps the field ids of timestamps stored as INT96 to their top-level columns in the file. `views` are the
     field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
     are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds. `faults` are what programs
-    that are not among the table's readers would misread, with the columns.
+    that are not among the table's readers would misread, with the columns. `has_inner_variants`: it has variants inside
+    of other types.
     """
 
     hidden: set[Path] = dataclasses.field(default_factory=set)
@@ -79,12 +82,13 @@ class FileSchema:
     days: set[int] = dataclasses.field(default_factory=set)
     millis: set[str] = dataclasses.field(default_factory=set)
     faults: set[tuple[Fault, str]] = dataclasses.field(default_factory=set)
+    has_inner_variants: bool = False
 
     @property
     def traits(self) -> FileTraits:
         return FileTraits(
             frozenset(self.hidden | self.respelled),
-            bool(self.millis),
+            bool(self.millis) or self.has_inner_variants,
             frozenset(self.hidden_ids),
             faults=frozenset(fault for fault, _ in self.faults),
         )
@@ -94,12 +98,12 @@ class FileSchema:
 class FileTraits:
     """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet.
 
-    `has_mirrors`: some of them are mirrors of Delta's. `faults`: what programs that are not among the table's readers
-    would misread.
+    `has_mirrors`: some of them are mirrors of Delta's. If they are `is_unvectorized`, Spark has to read row by row.
+    `faults`: what programs that are not among the table's readers would misread.
     """
 
     unmapped: frozenset[Path] = frozenset()
-    has_millis: bool = False
+    is_unvectorized: bool = False
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
     has_mirrors: bool = False
     faults: frozenset[Fault] = frozenset()
@@ -107,7 +111,7 @@ class FileTraits:
     def __or__(self, other: FileTraits) -> FileTraits:
         return FileTraits(
             self.unmapped | other.unmapped,
-            self.has_millis or other.has_millis,
+            self.is_unvectorized or other.is_unvectorized,
             self.hidden_ids | other.hidden_ids,
             self.has_mirrors or other.has_mirrors,
             self.faults | other.faults,
@@ -139,8 +143,13 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     )
 
 
-def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str]) -> FileSchema:
+def check_file_schema(
+    schema: pa.Schema, table: TableSchema, leaf_paths: Sequence[str], variants: Collection[Path] = ()
+) -> FileSchema:
     """Compare a file's Arrow `schema` with the table's. `leaf_paths` are the file's columns, spelled as in Parquet.
+
+    `variants` are the paths of the groups that Parquet annotates as variants, with Iceberg's names of elements, keys
+    and values; Arrow does not show that.
 
     Raises `Unsupported` naming a column that one of the table's readers would not find, confuse with another, or read
     as another type.
@@ -152,10 +161,11 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
             hint="Rewrite the file, with field ids, with the program that wrote it.",
         )
     faults = Faults(table.readers)
-    walk = _Walk(has_ids=has_ids, table=table, faults=faults)
+    walk = _Walk(has_ids=has_ids, table=table, variants=variants, faults=faults)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     found = walk.seen
     found.faults = faults.found
+    found.has_inner_variants = any(len(path) > 1 for path in variants)
     found.hidden_ids -= table.hidden_ids
     # Hidden columns as well: a later version may name them.
     found.millis |= {field.name for field in schema if _in_parquet(field.type) in MILLIS}
@@ -164,8 +174,9 @@ def check_file_schema(schema: pa.Schema, table: TableSchema, leaf_paths: Sequenc
 
     mapping = with_unmapped(table.name_mapping, found.traits.unmapped, table.schema.field_ids)
     try:
-        # One unknown Arrow type in any column is enough for PyIceberg to refuse the file.
-        pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
+        # One unknown Arrow type in any column is enough for PyIceberg to refuse the file. It reads no variants.
+        if not table.has_variants:
+            pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
         what = f"the file has an Arrow schema that Iceberg cannot have ({error})"
         faults.add(Fault.ARROW_TYPE, "", what, hint=REWRITE, lifted_by="footer")
@@ -244,8 +255,9 @@ def _id(field: pa.Field) -> int | None:
 class _Walk:
     """Walks over a file's fields and the name mapping in parallel."""
 
-    def __init__(self, *, has_ids: bool, table: TableSchema, faults: Faults) -> None:
+    def __init__(self, *, has_ids: bool, table: TableSchema, variants: Collection[Path], faults: Faults) -> None:
         self.seen = FileSchema()
+        self._variants = variants
         self._faults = faults
         self._spelled_otherwise: set[Path] = set()
         self._has_ids = has_ids
@@ -304,16 +316,7 @@ class _Walk:
         is_inside: bool = False,
     ) -> None:
         if self._has_ids and _id(field) != column.field_id:
-            carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
-            hint = REWRITE if len(path) == 1 else REWRITE_INNER
-            # By id, Delta finds columns and the fields of structs, but not what lists and maps have inside.
-            lifted_by: MirrorKind | None = None if self._table.needs_ids and not is_inside else "footer"
-            why = f"carries {carried}, but the column's is {column.field_id}"
-            if not is_inside or _id(field) is not None:
-                raise _unreadable(named, why, lifted_by, hint)
-            what = f"column {'.'.join(named)} of the file {why}"
-            fault = Fault.ELEMENT_IDS if named[-1] == "element" else Fault.MAP_IDS
-            self._faults.add(fault, ".".join(named), what, hint=hint, lifted_by=lifted_by)
+            self._other_id(field, column, named, is_inside=is_inside)
         kind, wanted = _in_parquet(field.type), column.field_type
         inner = [each for each, _ in _inner(kind)]
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
@@ -324,6 +327,9 @@ class _Walk:
             self._inside(inner, [wanted.element_field], mapping, path, named)
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
+        elif isinstance(wanted, VariantType) and is_variant(kind):
+            if path not in self._variants:
+                raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
         elif kind == INT96 and is_stored_as(kind, wanted):
             self.seen.int96[column.field_id] = path[0]
         else:
@@ -337,6 +343,18 @@ class _Walk:
                 self._other_type(kind, column, named, fault, lifted_by)
             if isinstance(wanted, DateType | TimestamptzType):
                 self.seen.days.add(column.field_id)
+
+    def _other_id(self, field: pa.Field, column: NestedField, named: Path, *, is_inside: bool) -> None:
+        carried = "no field id" if _id(field) is None else f"the field id {_id(field)}"
+        hint = REWRITE if len(named) == 1 else REWRITE_INNER
+        # By id, Delta finds columns and the fields of structs, but not what lists and maps have inside.
+        lifted_by: MirrorKind | None = None if self._table.needs_ids and not is_inside else "footer"
+        why = f"carries {carried}, but the column's is {column.field_id}"
+        if not is_inside or _id(field) is not None:
+            raise _unreadable(named, why, lifted_by, hint)
+        what = f"column {'.'.join(named)} of the file {why}"
+        fault = Fault.ELEMENT_IDS if named[-1] == "element" else Fault.MAP_IDS
+        self._faults.add(fault, ".".join(named), what, hint=hint, lifted_by=lifted_by)
 
     def _other_type(
         self, kind: pa.DataType, column: NestedField, named: Path, fault: Fault | None, lifted_by: MirrorKind | None
@@ -383,6 +401,16 @@ def _in_parquet(kind: pa.DataType) -> pa.DataType:
     if pa.types.is_timestamp(kind):
         return pa.timestamp("ms" if kind.unit == "s" else kind.unit, "UTC" if kind.tz in UTC_NAMES else kind.tz)
     return kind
+
+
+def is_variant(kind: pa.DataType) -> bool:
+    """Return whether readers can take a Parquet type for a variant, perhaps a shredded one (VariantEncoding.md)."""
+    if not pa.types.is_struct(kind):
+        return False
+    inside = {field.name: field.type for field in kind}
+    return inside.keys() <= {"metadata", "value", "typed_value"} and all(
+        name in inside and _in_parquet(inside[name]) == pa.binary() for name in ("metadata", "value")
+    )
 
 
 def is_stored_as(kind: pa.DataType, wanted: IcebergType) -> bool:

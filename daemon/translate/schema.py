@@ -14,18 +14,20 @@ from types import MappingProxyType
 
 from pyiceberg.exceptions import ValidationError
 from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, PartitionSpec
-from pyiceberg.schema import Schema
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BinaryType, NestedField, StructType
+from pyiceberg.types import BinaryType, ListType, MapType, NestedField, PrimitiveType, StructType, UnknownType
 
 from daemon.config.settings import TESTED_READERS, Reader
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.translate.columns import Translation, column_id, mapped_inside
 from daemon.translate.delta_types import (
     EXISTS_DEFAULT,
     HINT_METADATA,
+    PRIMITIVES,
     check_names,
     metadata_of,
     parse_struct,
@@ -70,8 +72,12 @@ class TableSchema:
         return self.specs[self.spec_id]
 
     @cached_property
+    def has_variants(self) -> bool:
+        return any(isinstance(field.field_type, VariantType) for field in index_by_id(self.schema).values())
+
+    @cached_property
     def leaves(self) -> Mapping[Path, NestedField]:
-        """Physical path -> field of each primitive column outside lists and maps: the columns that have metrics."""
+        """Physical path -> field of each column that has metrics: those with values, outside lists and maps."""
         leaves = _leaves(self.schema.fields, self.name_mapping, ())
         return {path: field for path, field in leaves if field.field_id not in self.collated}
 
@@ -94,6 +100,7 @@ def translate_schema(
     schemas: Mapping[int, Schema] = MappingProxyType({}),
     specs: Mapping[int, PartitionSpec] = MappingProxyType({}),
     hidden_ids: frozenset[tuple[int, Path]] = frozenset(),
+    types: Mapping[str, PrimitiveType] = PRIMITIVES,
     numbers_contents: bool = False,
     readers: Collection[Reader] = TESTED_READERS,
 ) -> TableSchema:
@@ -101,9 +108,9 @@ def translate_schema(
 
     `previous` and `mapping` are the Iceberg table's current schema and name mapping; `schemas` and `specs` are all that
     it has of former times. Existing columns keep their ids. A new column gets the id that files give to it already, or
-    one that no file gives to another column. With `numbers_contents`, elements, keys and values to which column mapping
-    gives none get ids, which no file has; so they do if all `readers` find them. Raises `Unsupported` naming the column
-    and its type, or `CorruptInput` when this is not a Delta schema.
+    one that no file gives to another column. `types` are what `types_read_by` returns. With `numbers_contents`,
+    elements, keys and values to which column mapping gives none get ids, which no file has; so they do if all `readers`
+    find them. Raises `Unsupported` naming the column and its type, or `CorruptInput` when this is not a Delta schema.
     """
     struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
@@ -119,6 +126,7 @@ def translate_schema(
             mapped=mapped,
             used=used,
             hidden_ids=hidden_ids,
+            types=types,
             numbers_contents=numbers_contents,
             faults=faults,
         )
@@ -203,5 +211,5 @@ def _leaves(
         path = (*parent, mapped.names[0])
         if isinstance(field.field_type, StructType):
             yield from _leaves(field.field_type.fields, mapped.fields, path)
-        elif field.field_type.is_primitive:
+        elif not isinstance(field.field_type, ListType | MapType | UnknownType):
             yield path, field

@@ -356,6 +356,7 @@ def test_the_features_are_those_of_delta(spark: SparkSession, tmp_path: Path) ->
 LONG = {"name": "x", "type": "long", "nullable": True, "metadata": {}}
 MARKS: dict[str, dict[str, Any]] = {
     "ntz": {**LONG, "type": "timestamp_ntz"},
+    "variant": {**LONG, "type": "variant"},
     "generated": {**LONG, "metadata": {"delta.generationExpression": "id + 1"}},
     "not-null": {**LONG, "nullable": False},
     "invariant": {**LONG, "metadata": {"delta.invariants": '{"expression":{"expression":"x > 3"}}'}},
@@ -364,9 +365,10 @@ MARKS: dict[str, dict[str, Any]] = {
 LISTS: dict[str, tuple[list[str], list[str]]] = {
     "nothing": ([], []),
     "all": (
-        ["deletionVectors", "columnMapping", "v2Checkpoint", "typeWidening", "timestampNtz"],
+        ["deletionVectors", "columnMapping", "v2Checkpoint", "typeWidening", "timestampNtz", "variantType"],
         [
             *("deletionVectors", "columnMapping", "v2Checkpoint", "typeWidening", "timestampNtz", "appendOnly"),
+            "variantType",
             *("changeDataFeed", "inCommitTimestamp", "rowTracking", "domainMetadata", "checkConstraints", "invariants"),
             *("generatedColumns", "icebergCompatV1", "icebergCompatV2", "icebergCompatV3", "variantShredding-preview"),
         ],

@@ -19,11 +19,12 @@ from daemon.clock import SystemClock
 from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged, Unsupported
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.iceberg.target import Target
 from daemon.maintenance.maintainer import Maintainer
 from daemon.store.storage import FileIOStorage
-from tests.kit.handmade import Bench, HandmadeTable
-from tests.kit.readers import assert_readers_agree
+from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable
+from tests.kit.readers import READERS, assert_readers_agree
 from tests.kit.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql
 
 HOUR_MS = 3_600_000
@@ -167,6 +168,24 @@ def test_format_version_3(followed):
     ends = [(each.first_row_id or 0) + (each.added_rows or 0) for each in snapshots]
     assert all(after.first_row_id >= end for after, end in zip(snapshots[1:], ends, strict=False))
     assert next_row_id(table.metadata) == ends[-1] >= 20
+
+
+@pytest.mark.parametrize("served", ["servlet"], indirect=True)
+@pytest.mark.parametrize("followed", [{"format_version": 3, "readers": ["spark", "duckdb"]}], indirect=True)
+def test_variants(followed):
+    """Iceberg's own server takes schemas with them and gives them back, to us and to Spark."""
+    followed.sync()
+    columns = (*COLUMNS, ("v", "variant"), ("l", {"type": "array", "elementType": "variant", "containsNull": True}))
+    features = followed.delta.protocol([*FEATURES, "variantType"])
+    followed.delta.commit([{"protocol": features}, {"metaData": followed.delta.metadata(columns)}])
+    followed.bench.follower.sync()
+    followed.delete(1)
+    followed.bench.follower.sync()
+    with closing(load_catalog("another", **followed.served.catalog)) as other:
+        table = other.load_table(followed.bench.target)
+    assert [table.schema().find_type(name) for name in ("v", "l.element")] == [VariantType()] * 2
+    rows = [(*row, None, None) for row in followed.delta.live_rows()]
+    assert_readers_agree(table, followed.spark, rows, without=READERS.keys() - {"Spark"})
 
 
 @ON_REST

@@ -285,6 +285,9 @@ def test_a_file_that_is_twice_in_delta(
         ("array(1, CAST(NULL AS INT))", "array(1)"),
         ("CAST(NULL AS MAP<INT, ARRAY<INT>>)", "CAST(map() AS MAP<INT, ARRAY<INT>>)"),
         ("map(1, array(CAST(NULL AS INT)))", "map(1, CAST(array() AS ARRAY<INT>))"),
+        ("parse_json('null')", "CAST(NULL AS VARIANT)"),
+        ("array(parse_json('1.0'))", "array(parse_json('1e0'))"),
+        ("map(1, named_struct('v', parse_json('{\"a\": 1}')))", "map(1, named_struct('v', parse_json('{\"a\": 2}')))"),
     ],
 )
 def test_hashes_tell_nulls_apart(spark: SparkSession, one: str, other: str) -> None:

@@ -120,7 +120,7 @@ class HandmadeTable:
             "writerFeatures": list(features),
         }
 
-    def metadata(self, columns: Sequence[tuple[str, str]] = COLUMNS) -> dict[str, Any]:
+    def metadata(self, columns: Sequence[tuple[str, Any]] = COLUMNS) -> dict[str, Any]:
         fields = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in columns]
         return {
             "id": self.table_id,

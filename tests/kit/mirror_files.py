@@ -15,9 +15,11 @@ from daemon.delta.actions import Metadata
 from daemon.mirror.compact import Struct
 from daemon.mirror.copying import MirrorCopy, copy_bytes
 from daemon.mirror.decision import MirrorPlan, plan_mirror
-from daemon.mirror.parquet import encode_footer, load_footer
+from daemon.mirror.footer import annotated_variants
+from daemon.mirror.parquet import encode_footer, from_arrow, load_footer
 from daemon.store.storage import FileIOStorage
-from daemon.translate.file_schema import check_file_schema
+from daemon.translate.delta_types import types_read_by
+from daemon.translate.file_schema import FileSchema, check_file_schema
 from daemon.translate.schema import TableSchema, translate_schema
 from tests.kit.readers import duckdb_connection
 
@@ -47,17 +49,19 @@ def map_of(key: Any, value: Any) -> dict[str, Any]:
 def table_of(*columns: dict[str, Any], partitions: Iterable[str] = (), mode: str | None = None) -> TableSchema:
     ids = any("delta.columnMapping.id" in each["metadata"] for each in columns)
     configuration = {"delta.columnMapping.mode": mode or "name", "delta.columnMapping.maxColumnId": "99"} if ids else {}
-    return translate_schema(Metadata("t", json.dumps(struct_of(*columns)), list(partitions), configuration))
+    metadata = Metadata("t", json.dumps(struct_of(*columns)), list(partitions), configuration)
+    return translate_schema(metadata, types=types_read_by((), 3))
 
 
 def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:
     return pa.field(name, kind, metadata=None if number is None else {"PARQUET:field_id": str(number)})
 
 
-def check_schema(footer: pq.FileMetaData, table: TableSchema) -> None:
+def check_schema(footer: pq.FileMetaData, table: TableSchema) -> FileSchema:
     """As the inspection of a file does."""
     paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
-    check_file_schema(footer.schema.to_arrow_schema().remove_metadata(), table, paths)
+    variants = annotated_variants(from_arrow(footer))
+    return check_file_schema(footer.schema.to_arrow_schema().remove_metadata(), table, paths, variants)
 
 
 def planned(path: Path | str, table: TableSchema) -> MirrorPlan | None:

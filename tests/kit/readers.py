@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from datetime import UTC
+from decimal import Decimal
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,6 +36,9 @@ from pyiceberg.types import (
     StructType,
     TimestamptzType,
 )
+
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
+from tests.kit.writer import with_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -80,7 +84,8 @@ def read_iceberg(
     """What Spark's Iceberg reader gives of the table with this metadata file."""
     reader = session.read.format("iceberg")
     frame = (reader if snapshot_id is None else reader.option("versionAsOf", snapshot_id)).load(location)
-    return frame.selectExpr(*columns).toArrow()
+    frame = frame.selectExpr(*columns)
+    return (with_json(frame) if "variant" in frame.schema.simpleString() else frame).toArrow()
 
 
 def read_polars_native(table: Table, spark: SparkSession | Spark | None = None) -> list[Row]:
@@ -108,7 +113,30 @@ def read_duckdb(table: Table, spark: SparkSession | Spark | None = None) -> list
     if endpoint := table.io.properties.get("s3.endpoint"):
         _tell_duckdb(table.io.properties, endpoint)
     relation = duckdb_connection().execute("SELECT * FROM iceberg_scan(?)", [table.metadata_location])
-    return rows_of(relation.to_arrow_table(), table.schema().fields)
+    fields = table.schema().fields
+    if "variant" not in str(table.schema()):
+        return rows_of(relation.to_arrow_table(), fields)
+    # It turns no variant into Arrow.
+    rows = [zip(row, fields, strict=True) for row in relation.fetchall()]
+    return [
+        tuple(_normal(_with_json(value, field.field_type), field.field_type) for value, field in row) for row in rows
+    ]
+
+
+def _with_json(value: Any, field_type: IcebergType) -> Any:
+    """A value as DuckDB gives it to Python, with JSON in the place of variants."""
+    match field_type:
+        case _ if value is None:
+            return None
+        case VariantType():
+            return json.dumps(value, default=lambda each: float(each) if isinstance(each, Decimal) else str(each))
+        case StructType():
+            return {field.name: _with_json(value[field.name], field.field_type) for field in field_type.fields}
+        case ListType():
+            return [_with_json(each, field_type.element_type) for each in value]
+        case MapType():
+            return [(key, _with_json(each, field_type.value_type)) for key, each in value.items()]
+    return value
 
 
 def _tell_duckdb(properties: Mapping[str, Any], endpoint: str) -> None:
@@ -172,6 +200,9 @@ def _normal(value: Any, field_type: IcebergType) -> Any:
             pairs = ((pair["key"], pair["value"]) if isinstance(pair, dict) else pair for pair in value)
             items = ((_normal(key, field_type.key_type), _normal(item, field_type.value_type)) for key, item in pairs)
             normal = tuple(sorted(items, key=repr))
+        case VariantType():
+            # DuckDB takes the null of JSON for one of SQL.
+            normal = None if value == "null" else json.dumps(json.loads(value), sort_keys=True)
         case TimestamptzType():
             assert normal.tzinfo is not None, f"{normal} has no zone"
             normal = normal.astimezone(UTC)

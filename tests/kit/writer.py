@@ -18,7 +18,8 @@ from daemon.delta.log import COMMIT_FILE
 from tests.kit.spark_process import SparkProcess
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql.types import DataType
 
 # When version 0 was committed, and each other one a second after its predecessor: see `date_commits`.
 COMMITTED_S = 1_577_836_800
@@ -101,6 +102,35 @@ def read_delta_positions(session: SparkSession, folder: Path) -> pa.Table:
         frame["_metadata.file_path"].alias(FILE_COLUMN),
         (frame["_metadata.row_index"] if has_positions else lit(None)).alias(POSITION_COLUMN),
     ).toArrow()
+
+
+def read_delta_json(session: SparkSession, folder: Path) -> pa.Table:
+    """As `read_delta_positions`, with variants as JSON."""
+    frame = session.read.format("delta").load(str(folder))
+    places = (frame["_metadata.file_path"].alias(FILE_COLUMN), frame["_metadata.row_index"].alias(POSITION_COLUMN))
+    return with_json(frame.select("*", *places)).toArrow()
+
+
+def with_json(frame: DataFrame) -> DataFrame:
+    """The same with JSON in the place of variants: PySpark 4.1 turns no null variant into Arrow."""
+    return frame.select(*(_json(frame[field.name], field.dataType).alias(field.name) for field in frame.schema))
+
+
+def _json(value: Column, kind: DataType) -> Column:
+    from pyspark.sql import functions as f  # noqa: PLC0415 - as above
+    from pyspark.sql.types import ArrayType, MapType, StructType, VariantType  # noqa: PLC0415
+
+    match kind:
+        case VariantType():
+            return f.to_json(value)
+        case ArrayType():
+            return f.transform(value, lambda each: _json(each, kind.elementType))
+        case MapType():
+            return f.transform_values(value, lambda _, each: _json(each, kind.valueType))
+        case StructType():
+            inside = [_json(value[field.name], field.dataType).alias(field.name) for field in kind.fields]
+            return f.when(value.isNotNull(), f.struct(*inside))
+    return value
 
 
 def overwrite(session: SparkSession, query: str, folder: Path, options: Mapping[str, str]) -> None:

@@ -46,6 +46,7 @@ def nested(field: dict[str, Any]) -> dict[str, Any]:
         (metadata(**{"delta.coordinatedCommits.commitCoordinator-preview": "x"}), {"coordinatedCommits-preview"}),
         (metadata({**LONG, "name": "t", "type": "timestamp_ntz"}), {"timestampNtz"}),
         (metadata(nested({**LONG, "type": "timestamp_ntz"})), {"timestampNtz"}),
+        (metadata(nested({**LONG, "type": "variant"})), {"variantType"}),
         (metadata(marked(**{"delta.generationExpression": "id + 1"})), {"generatedColumns"}),
         (metadata(nested(marked(**{"delta.generationExpression": "id + 1"}))), set()),
         (

@@ -15,7 +15,7 @@ from daemon.cli.commands import app
 from daemon.doctor.diagnosis import Diagnosis, Finding, ReaderTrouble, Verdict
 from daemon.doctor.lake import summarize, summary_lines
 from daemon.errors import ObjectMissing
-from tests.kit.handmade import COLUMNS, HandmadeTable
+from tests.kit.handmade import COLUMNS, FEATURES, HandmadeTable
 
 CONFIG = """
 catalogs: {c: {type: sql, uri: "sqlite:///catalog.db", warehouse: w}}
@@ -33,7 +33,8 @@ def lake(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         table.commit([table.add(path, deleted=[1] if number == 0 else []) for path in paths])
     for name, column in {"odd": "v", "other": "w"}.items():
         table = made(tmp_path, name)
-        table.commit([{"metaData": table.metadata((*COLUMNS, (column, "variant")))}])
+        metadata = table.metadata((*COLUMNS, (column, "variant")))
+        table.commit([{"protocol": table.protocol([*FEATURES, "variantType"])}, {"metaData": metadata}])
     table = made(tmp_path, "future")
     features = ["deletionVectors", "timeTravel"]
     table.commit([{"protocol": {**table.protocol(), "readerFeatures": features, "writerFeatures": features}}])
@@ -160,3 +161,14 @@ def test_a_table_that_cannot_be_examined_stops_no_other(lake: Path) -> None:
     (error,) = found["unexamined"]
     assert (names([error["source"]]), error["kind"]) == ({"good1"}, "CommitIncomplete")
     assert found["first_syncs"]["tables"] == 3
+
+
+def test_variants_are_no_trouble_for_readers_that_know_them(lake: Path) -> None:
+    """What is refused by default is followed, and the doctor says what a reader makes of it."""
+    config = lake.parent / "config.yaml"
+    config.write_text(CONFIG + "defaults: {format_version: 3, readers: [spark, duckdb]}\n")
+    code, output = doctor("odd", "--config", str(config))
+    assert code == 0 and "the null of JSON" in output, output
+    config.write_text(CONFIG + "defaults: {format_version: 3}\n")
+    code, output = doctor("odd", "--config", str(config))
+    assert code == 1 and "needs format_version: 3 and readers: [spark, duckdb]" in output, output

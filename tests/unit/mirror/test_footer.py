@@ -11,6 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -108,6 +109,46 @@ def test_elements_get_their_ids(tmp_path: Path) -> None:
         "s.x.element.element": 16,
         "s.x.element.element.y": 31,
     }
+
+
+VARIANT = pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary())])
+
+
+@pytest.mark.parametrize("ids", [False, True])
+def test_variants_get_their_annotation(ids: bool, tmp_path: Path) -> None:
+    """Spark before 4.1 writes none, and DuckDB takes them for structs: at the top, and in structs, lists and maps."""
+    one = {"metadata": b"\1\0\0", "value": b"\x0c\x07"}
+    kinds = {
+        "v": VARIANT,
+        "s": pa.struct([field("x", VARIANT, 3 if ids else None)]),
+        **({} if ids else {"l": pa.list_(VARIANT), "m": pa.map_(pa.string(), VARIANT)}),
+    }
+    schema = pa.schema(
+        [field(name, kind, number if ids else None) for number, (name, kind) in enumerate(kinds.items(), 1)]
+    )
+    rows = {"v": [one, None], "s": [{"x": one}, None], "l": [[one, None], []], "m": [[("k", one)], None]}
+    path = written(tmp_path / "f.parquet", pa.table({name: rows[name] for name in kinds}, schema=schema))
+    inner = struct_of(column("x", "variant", 3 if ids else None))
+    delta = {"v": "variant", "s": inner, "l": list_of("variant"), "m": map_of("string", "variant")}
+    table = table_of(*(column(name, delta[name], number if ids else None) for number, name in enumerate(kinds, 1)))
+    plan = planned(path, table)
+    assert plan is not None and plan.footer is not None and "annotation of variants" in plan.reason
+    mirror = mirrored(path, plan.footer)
+    assert planned(mirror, table) is None
+    assert check_schema(pq.read_metadata(mirror), table).traits.is_unvectorized, "of those in a struct"
+    with duckdb.connect() as connection:
+        found = connection.sql(f"SELECT * FROM read_parquet('{mirror}')").fetchall()
+    assert found == [(7, {"x": 7}, [7, None], {"k": 7})[: len(kinds)], (None, None, [], None)[: len(kinds)]]
+
+
+@pytest.mark.parametrize(
+    "stored", [pa.binary(), pa.struct([("value", pa.binary())]), pa.struct([*VARIANT, pa.field("more", pa.binary())])]
+)
+def test_what_is_no_variant_stays_refused(stored: pa.DataType, tmp_path: Path) -> None:
+    path = written(tmp_path / "f.parquet", pa.table({"v": pa.nulls(1, stored)}))
+    with pytest.raises(Unsupported, match="column v of the file is stored as") as refused:
+        planned(path, table_of(column("v", "variant")))
+    assert refused.value.lifted_by is None
 
 
 @pytest.mark.parametrize("ids", [False, True])

@@ -30,12 +30,16 @@ from pyiceberg.types import (
     StructType,
     TimestampType,
     TimestamptzType,
+    UnknownType,
 )
 
+from daemon.config.settings import Reader
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
-from daemon.translate.delta_types import NESTED_IDS, NESTING_MAX
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
+from daemon.translate.delta_types import NESTED_IDS, NESTING_MAX, NEW_TYPES, types_read_by
 from daemon.translate.file_schema import may_reach_files
+from daemon.translate.metrics import parse_stats
 from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost, first_names
 from daemon.translate.schema import TableSchema, translate_schema
 
@@ -148,6 +152,65 @@ def test_types_without_a_counterpart_are_refused_by_name(delta: str, wrap: Any, 
     with pytest.raises(Unsupported) as caught:
         translate_schema(metadata(column("ok", "long"), column("c", wrap(delta))))
     assert f"column {place} has the type {delta}, " in caught.value.message
+
+
+PLACES = [
+    column("c", "variant"),
+    column("s", struct(column("v", "variant"))),
+    column("l", array("variant")),
+    column("m", mapping("string", "variant", nullable=False)),
+]
+
+
+def test_variants_for_readers_that_know_them() -> None:
+    """In format version 3, anywhere but in partitions; Delta's null counts are theirs, and there are no bounds."""
+    types = types_read_by([Reader.SPARK, Reader.DUCKDB], 3)
+    table = translate_schema(metadata(*PLACES), types=types)
+    found = [table.schema.find_type(name) for name in ("c", "s.v", "l.element", "m.value")]
+    assert found == 4 * [VariantType()]
+    assert table.leaves.keys() == {("c",), ("s", "v")}
+    metrics = parse_stats(
+        '{"numRecords":2,"nullCount":{"c":1},"minValues":{"c":"a"},"maxValues":{"c":"b"}}',
+        table.leaves,
+        2,
+        has_dv=False,
+    )
+    assert metrics.null_value_counts == {1: 1} and not metrics.lower_bounds
+    again = translate_schema(metadata(*PLACES), table.schema, mapping=table.name_mapping, types=types)
+    assert again.schema == table.schema and not again.replaced
+    with pytest.raises(CorruptInput, match="partition by column c"):
+        translate_schema(metadata(*PLACES, partition=("c",)), types=types)
+
+
+@pytest.mark.parametrize(
+    ("delta", "readers", "version"),
+    [
+        ("variant", ["spark", "duckdb"], 2),
+        ("variant", ["spark", "pyiceberg"], 3),
+        ("variant", ["duckdb", "trino"], 3),
+        ("void", ["spark", "duckdb"], 3),
+    ],
+)
+def test_a_new_type_is_refused_for_other_readers(delta: str, readers: list[Reader], version: int) -> None:
+    """It says for which readers the type would be followed."""
+    with pytest.raises(Unsupported, match=f"column c has the type {delta}") as refused:
+        translate_schema(metadata(column("c", delta)), types=types_read_by(readers, version))
+    assert f"needs format_version: 3 and readers: [{', '.join(NEW_TYPES[delta].readers)}]" in refused.value.message
+
+
+def test_void_columns_for_readers_that_know_them() -> None:
+    """A column of nulls, which no file has, and which keeps its id when it gets a type; never required."""
+    types = types_read_by([Reader.SPARK, Reader.POLARS, Reader.PYICEBERG], 3)
+    columns = column("id", "long"), column("n", "void", nullable=False), column("s", struct(column("n", "void")))
+    table = translate_schema(metadata(*columns), types=types)
+    assert table.schema.find_field("n") == NestedField(2, "n", UnknownType(), required=False)
+    assert table.leaves.keys() == {("id",)}
+    typed = column("id", "long"), column("n", "date"), column("s", struct(column("n", "integer")))
+    later = translate_schema(metadata(*typed), table.schema, mapping=table.name_mapping, types=types)
+    assert ids(later) == ids(table) and not later.replaced
+    for kind in (array("void"), mapping("string", "void")):
+        with pytest.raises(Unsupported, match="has the type void"):
+            translate_schema(metadata(column("c", kind)), types=types)
 
 
 def test_an_unknown_complex_type_is_refused_by_name() -> None:
