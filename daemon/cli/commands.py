@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.changes import cleanup, compact, expire, forget, pause, resume, resync
+from daemon.cli.deletion import delete
 from daemon.cli.examination import doctor, history, inspect, show, snapshots, verify
 from daemon.cli.invocation import (
     PATTERN_FAILED,
@@ -285,7 +286,9 @@ def remove(
     raise typer.Exit(0 if is_whole else 1)
 
 
-for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync, forget, compact, expire, cleanup):
+for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync):
+    app.command()(command)
+for command in (delete, forget, compact, expire, cleanup):
     app.command()(command)
 
 
