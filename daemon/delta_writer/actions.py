@@ -47,10 +47,10 @@ class Counts:
         return {name: str(number) for name, number in numbers.items()}
 
 
-def remove_line(add: AddFile, details: AddDetails, now_ms: int) -> Json:
-    # Extended: partition values and size are there.
-    times = {"deletionTimestamp": now_ms, "extendedFileMetadata": True}
-    return {"remove": _shared(add, details, add.deletion_vector) | times}
+def remove_line(add: AddFile, details: AddDetails, record_count: int, now_ms: int) -> Json:
+    # Extended: partition values and size are there. Of the statistics, Delta keeps this one.
+    more = {"deletionTimestamp": now_ms, "extendedFileMetadata": True, "stats": _encode({"numRecords": record_count})}
+    return {"remove": _shared(add, details, add.deletion_vector) | more}
 
 
 def add_line(add: AddFile, details: AddDetails, vector: DeletionVectorDescriptor, record_count: int) -> Json:
@@ -91,6 +91,10 @@ def wide_stats(add: AddFile, record_count: int) -> str:
     stats = {**found, "numRecords": record_count, "tightBounds": False}
     if "nullCount" in found and found.get("tightBounds", True):
         stats["nullCount"] = _physical_counts(found["nullCount"], live, record_count)
+    return _encode(stats)
+
+
+def _encode(stats: Json) -> str:
     return _encoder.encode(stats).decode()
 
 

@@ -208,7 +208,7 @@ class _Attempt:
                 )
             if vector is not None:
                 lines.append(add_line(rows.add, known, vector, rows.record_count))
-            lines.append(remove_line(rows.add, known, now_ms))
+            lines.append(remove_line(rows.add, known, rows.record_count, now_ms))
         return lines
 
     def _commit(self, lines: list[Json], scan_ms: int, scanned_s: float) -> int:
