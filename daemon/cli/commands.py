@@ -286,10 +286,9 @@ def remove(
     raise typer.Exit(0 if is_whole else 1)
 
 
-for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync):
+for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync, forget, compact, expire, cleanup):
     app.command()(command)
-for command in (delete, forget, compact, expire, cleanup):
-    app.command()(command)
+app.command()(delete)
 
 
 @app.command()

@@ -105,6 +105,9 @@ def _of_parquet(log: DeltaLog, path: str, paths: set[str]) -> Iterator[AddDetail
                 named = pa.RecordBatch.from_arrays([pc.struct_field(adds, "path").cast(pa.string())], ["path"])
                 places = resolve_rows(log.location, named)["path"]
                 for row in adds.filter(pc.is_in(places, wanted)).to_pylist(maps_as_pydicts="strict"):
+                    # Some writers write a struct with null fields instead of a null struct.
+                    if (vector := row.get("deletionVector")) and vector["storageType"] is None:
+                        row["deletionVector"] = None
                     yield msgspec.convert({name: each for name, each in row.items() if each is not None}, AddDetails)
         except (pa.ArrowException, OSError, KeyError, msgspec.ValidationError) as error:
             raise _corrupt(path, error) from error

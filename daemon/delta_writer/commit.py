@@ -18,6 +18,7 @@ from daemon.clock import Clock
 from daemon.delta.actions import AddFile, Commit
 from daemon.delta.add_details import load_details
 from daemon.delta.deletion_vector import read_position_sets
+from daemon.delta.features import used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.position_set import as_bitmap
@@ -108,7 +109,6 @@ def commit_deletion(log: DeltaLog, clock: Clock, finder: Finder, wanted: Wanted)
             continue
     raise CommitConflict(
         f"other writers committed first, {ATTEMPTS_MAX} times in a row, and changed what was to be deleted",
-        version=state.version,
         path=log.folder,
         hint="Nothing was deleted. Run it again when the table has fewer commits.",
     )
@@ -250,7 +250,8 @@ class _Attempt:
         """PROTOCOL.md, "Commit Provenance Information"; the names are those of Delta on Spark."""
         now_ms, state = self._clock.now_ms(), self._state
         info: Json = {}
-        if state.metadata.configuration.get("delta.enableInCommitTimestamps", "").lower() == "true":
+        used = used_features(state.metadata)
+        if "inCommitTimestamp" in used:
             info["inCommitTimestamp"] = max(now_ms, before_ms + 1)
         info |= {
             "timestamp": now_ms,
@@ -265,6 +266,6 @@ class _Attempt:
         }
         if self._wanted.by:
             info["userName"] = self._wanted.by
-        if "rowTracking" in (state.protocol.writer_features or ()):
+        if "rowTracking" in used:
             info["tags"] = {"delta.rowTracking.preserved": "true"}
         return info

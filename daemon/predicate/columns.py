@@ -78,8 +78,8 @@ class Columns:
 
     def find(self, names: tuple[str, ...]) -> Field:
         """Find a column, or a field inside structs. Raises ConfigInvalid if there is none, or more than one."""
-        told, steps, kind = ".".join(names), list[dict[str, Any]](), dict[str, Any] | Any
-        kind = self._struct
+        told, steps = ".".join(names), list[dict[str, Any]]()
+        kind: Any = self._struct
         for name in names:
             found = [field for field in fields_of(kind) if str(field["name"]).lower() == name.lower()]
             if not found:

@@ -89,10 +89,10 @@ def _of_partition(value: Value | None) -> Facts:
 def _of_stats(field: Field, stats: Mapping[str, Any]) -> Facts:
     rows, nulls = stats.get("numRecords"), _at(stats.get("nullCount"), field)
     is_counted = type(rows) is int and type(nulls) is int and rows > 0
-    ends = [_at(stats.get(name), field) for name in ("minValues", "maxValues")]
-    is_bounded = isinstance(field.kind, ORDERED) and None not in ends
+    least, most = (_at(stats.get(name), field) for name in ("minValues", "maxValues"))
+    is_bounded = isinstance(field.kind, ORDERED) and least is not None and most is not None
     return Facts(
-        find_bounds(*ends, field.kind) if is_bounded else None,
+        find_bounds(least, most, field.kind) if field.kind and is_bounded else None,
         # With wide bounds, other counts carry no information.
         has_null=nulls != 0 if is_counted else None,
         is_all_null=True if is_counted and nulls == rows else None,

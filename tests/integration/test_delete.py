@@ -110,7 +110,7 @@ def newest(folder: Path) -> int:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_as_delta(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """On two copies of a table, Delta's DELETE and ours leave equal rows, and equal actions but for times and places."""
+    """On two copies of a table, Delta and dvsync leave equal rows, and equal actions but for times and places."""
     theirs, ours = tmp_path / "delta", tmp_path / "dvsync"
     make(spark, theirs, kind)
     spark.sql(f"DELETE FROM delta.`{theirs}` WHERE id = 201")
