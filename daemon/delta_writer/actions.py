@@ -28,13 +28,16 @@ class Counts:
     vectors_removed: int = 0
 
     def metrics(self, *, scan_ms: int, rewrite_ms: int) -> dict[str, str]:
-        """Return Delta's operation metrics of a DELETE. A file counts as removed if it is not added again."""
+        """Return Delta's operation metrics of a DELETE. A file counts as removed if it is not added again.
+
+        A vector that is updated counts as removed and added, too (DeltaOperations.transformDeletionVectorMetrics).
+        """
         numbers = {
             "numDeletedRows": self.deleted_rows,
             "numRemovedFiles": self.files_removed,
-            "numDeletionVectorsAdded": self.vectors_added,
+            "numDeletionVectorsAdded": self.vectors_added + self.vectors_updated,
             "numDeletionVectorsUpdated": self.vectors_updated,
-            "numDeletionVectorsRemoved": self.vectors_removed,
+            "numDeletionVectorsRemoved": self.vectors_removed + self.vectors_updated,
             "numAddedFiles": 0,
             "numAddedChangeFiles": 0,
             "numCopiedRows": 0,

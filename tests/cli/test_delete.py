@@ -92,14 +92,9 @@ def test_on_s3(table: HandmadeTable, store: ObjectStore) -> None:
     commits = {f"_delta_log/{number:020d}.json" for number in (2, 3)}
     assert commits < added
     assert {name.partition("_")[0] for name in added - commits} == {"deletion"}
-    options = {
-        "AWS_ENDPOINT_URL": store.url,
-        "AWS_ACCESS_KEY_ID": store.access_key,
-        "AWS_SECRET_ACCESS_KEY": store.secret,
-        "AWS_REGION": "us-east-1",
-        "AWS_ALLOW_HTTP": "true",
-    }
-    found = DeltaTable("s3://lake/deleted", storage_options=options)
-    rows = QueryBuilder().register("t", found).execute("SELECT count(*) AS n, sum(id) AS s FROM t").read_all()
+    # Delta-rs would wait for this process, which is the store.
+    for key in store.keys("lake", "deleted/"):
+        client.download_file("lake", key, str(table.folder / key.removeprefix("deleted/")))
+    rows = QueryBuilder().register("t", DeltaTable(str(table.folder))).execute("SELECT id FROM t").read_all()
     left = [number for number in range(200) if number not in (5, 6, 150)]
-    assert (rows["n"].to_pylist(), rows["s"].to_pylist()) == ([len(left)], [sum(left)])
+    assert sorted(rows["id"].to_pylist()) == left
