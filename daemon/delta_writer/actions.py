@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from daemon.delta.actions import AddFile
+from daemon.delta.actions import AddFile, Metadata
 from daemon.delta.add_details import AddDetails
+from daemon.delta.checkpoint import OTHER_YEARS
+from daemon.delta.features import fields_of
 from daemon.predicate.files import read_stats
+from daemon.predicate.tree import Path
+from daemon.translate.delta_types import parse_struct, physical_name
 from state.records import DeletionVectorDescriptor
 
+# How Arrow writes a timestamp, with milliseconds and what Delta cuts off.
+MOMENT = re.compile(r"(?P<day>[0-9]{4}-[0-9]{2}-[0-9]{2}) (?P<time>[0-9:]{8})(?P<ms>\.[0-9]{3})?[0-9]*Z?")
 _encoder = msgspec.json.Encoder(decimal_format="number")
 Json = dict[str, Any]
 
@@ -56,11 +63,14 @@ def remove_line(add: AddFile, details: AddDetails, record_count: int, now_ms: in
     return {"remove": _shared(add, details, add.deletion_vector) | more}
 
 
-def add_line(add: AddFile, details: AddDetails, vector: DeletionVectorDescriptor, record_count: int) -> Json:
+def add_line(
+    add: AddFile, details: AddDetails, vector: DeletionVectorDescriptor, record_count: int, zones: Mapping[Path, str]
+) -> Json:
+    """`zones` is of `zones_of`."""
     action = {
         **_shared(add, details, vector),
         "modificationTime": details.modification_time,
-        "stats": wide_stats(add, record_count),
+        "stats": wide_stats(add, record_count, zones),
     }
     return {"add": action | _given({"clusteringProvider": details.clustering_provider})}
 
@@ -81,7 +91,20 @@ def _given(fields: Mapping[str, Any]) -> Json:
     return {name: value for name, value in fields.items() if value is not None}
 
 
-def wide_stats(add: AddFile, record_count: int) -> str:
+def zones_of(metadata: Metadata) -> dict[Path, str]:
+    """Return the zone that each column of timestamps has in statistics: `Z`, or none. By the path of physical names."""
+    zones, structs = {}, [((), {**parse_struct(metadata.schema_string), "type": "struct"})]
+    while structs:
+        parent, kind = structs.pop()
+        for field in fields_of(kind):
+            path = (*parent, physical_name(field))
+            structs.append((path, field["type"]))
+            if field["type"] in ("timestamp", "timestamp_ntz"):
+                zones[path] = "Z" if field["type"] == "timestamp" else ""
+    return zones
+
+
+def wide_stats(add: AddFile, record_count: int, zones: Mapping[Path, str]) -> str:
     """Return a file's statistics once more of its rows are deleted: bounds are wide, and counts those of all rows.
 
     PROTOCOL.md, "Per-file Statistics": with wide bounds, a null count says that all rows are null, or none, or nothing.
@@ -92,6 +115,8 @@ def wide_stats(add: AddFile, record_count: int) -> str:
         found = {}
     live = record_count - (add.deletion_vector.cardinality if add.deletion_vector else 0)
     stats = {**found, "numRecords": record_count, "tightBounds": False}
+    for name in {"minValues", "maxValues"} & found.keys():
+        stats[name] = _in_form_of_json(found[name], (), zones)
     if "nullCount" in found and found.get("tightBounds", True):
         stats["nullCount"] = _physical_counts(found["nullCount"], live, record_count)
     return _encode(stats)
@@ -99,6 +124,18 @@ def wide_stats(add: AddFile, record_count: int) -> str:
 
 def _encode(stats: Json) -> str:
     return _encoder.encode(stats).decode()
+
+
+def _in_form_of_json(values: Any, path: Path, zones: Mapping[Path, str]) -> Any:
+    """Return bounds as Delta has them in commits. Our reader of checkpoints gives timestamps another form there, and a
+    word that stands for no value to those that it cannot express.
+    """
+    if isinstance(values, dict):
+        inner = {name: _in_form_of_json(each, (*path, name), zones) for name, each in values.items()}
+        return {name: each for name, each in inner.items() if each != OTHER_YEARS}
+    if path in zones and isinstance(values, str) and (found := MOMENT.fullmatch(values)):
+        return f"{found['day']}T{found['time']}{found['ms'] or '.000'}{zones[path]}"
+    return values
 
 
 def _physical_counts(counts: Any, live: int, record_count: int) -> Any:

@@ -23,7 +23,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.position_set import as_bitmap
 from daemon.delta.snapshot import ReplayedState, replay
-from daemon.delta_writer.actions import Counts, Json, add_line, encode_commit, remove_line
+from daemon.delta_writer.actions import Counts, Json, add_line, encode_commit, remove_line, zones_of
 from daemon.delta_writer.features import check_writable, needs_row_ids
 from daemon.delta_writer.vectors import VectorFiles
 from daemon.errors import (
@@ -197,7 +197,7 @@ class _Attempt:
     def _lines(self, found: list[tuple[FoundRows, Any]]) -> list[Json]:
         details = load_details(self._log, self._segment, {rows.add.logical_file for rows, _ in found})
         has_row_ids = needs_row_ids(self._state.protocol, self._state.metadata)
-        now_ms, lines = self._clock.now_ms(), []
+        now_ms, lines, zones = self._clock.now_ms(), list[Json](), zones_of(self._state.metadata)
         for rows, vector in found:
             known = details[rows.add.logical_file]
             if has_row_ids and (rows.add.base_row_id is None or known.default_row_commit_version is None):
@@ -207,7 +207,7 @@ class _Attempt:
                     hint="ALTER TABLE … SET TBLPROPERTIES ('delta.enableRowTracking' = 'true') in Delta gives them.",
                 )
             if vector is not None:
-                lines.append(add_line(rows.add, known, vector, rows.record_count))
+                lines.append(add_line(rows.add, known, vector, rows.record_count, zones))
             lines.append(remove_line(rows.add, known, rows.record_count, now_ms))
         return lines
 
