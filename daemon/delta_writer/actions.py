@@ -93,7 +93,8 @@ def _given(fields: Mapping[str, Any]) -> Json:
 
 def zones_of(metadata: Metadata) -> dict[Path, str]:
     """Return the zone that each column of timestamps has in statistics: `Z`, or none. By the path of physical names."""
-    zones, structs = {}, [((), {**parse_struct(metadata.schema_string), "type": "struct"})]
+    zones = dict[Path, str]()
+    structs: list[tuple[Path, Any]] = [((), {**parse_struct(metadata.schema_string), "type": "struct"})]
     while structs:
         parent, kind = structs.pop()
         for field in fields_of(kind):
