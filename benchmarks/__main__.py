@@ -23,6 +23,7 @@ PROGRAMS = (
     "compaction",
     "scan",
     "bitmaps",
+    "delete",
     "verify",
     "soak",
     "load",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
-import os
-import socket
 from collections.abc import Callable, Iterator
 from functools import partial
 from threading import Event
@@ -21,6 +18,7 @@ from daemon.cli.invocation import (
     reported_errors,
     say,
     seconds,
+    who,
 )
 from daemon.config.settings import TableSettings
 from daemon.errors import SyncError
@@ -71,13 +69,8 @@ def pause(
     from daemon.sync.verbs import make_pause, pause  # noqa: PLC0415
     from daemon.texts import iso_time  # noqa: PLC0415
 
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):
-        user = f"user {os.getuid()}"  # a container's user may have no name
     with reported_errors():
-        who = f"{user} on {socket.gethostname()}"
-        wanted = make_pause(who, SystemClock().now_ms(), for_s=for_s, reason=reason)
+        wanted = make_pause(who(), SystemClock().now_ms(), for_s=for_s, reason=reason)
     until = f" until {iso_time(wanted.until_ms)}" if wanted.until_ms is not None else ""
     for name, _ in _asked(context, _chosen(tables, every), partial(pause, wanted=wanted)):
         say(f"{name}: paused{until}")

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from daemon.cli.changes import cleanup, compact, expire, forget, pause, resume, resync
+from daemon.cli.deletion import delete
 from daemon.cli.examination import doctor, history, inspect, show, snapshots, verify
 from daemon.cli.invocation import (
     PATTERN_FAILED,
@@ -289,6 +290,7 @@ def remove(
 
 for command in (doctor, verify, show, snapshots, inspect, resume, pause, resync, forget, compact, expire, cleanup):
     app.command()(command)
+app.command()(delete)
 
 
 @app.command()

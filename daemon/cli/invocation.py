@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import getpass
 import os
+import socket
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -154,3 +156,12 @@ def seconds(text: str) -> float:
         return duration_s(text)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+
+
+def who() -> str:
+    """The user of this process, and the machine."""
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):
+        user = f"user {os.getuid()}"  # a container's user may have no name
+    return f"{user} on {socket.gethostname()}"

@@ -179,6 +179,8 @@ class DefaultsSettings(_Frozen):
     on_schema_change: Literal["follow", "park"] = "follow"
     """If columns or partitioning of the Delta table change: follow, or park the table before the change until `dvsync
     resync` accepts it."""
+    allow_delete: bool = False
+    """Let [`dvsync delete`](deletes.md) delete rows of the Delta table. Else dvsync never writes to it."""
     tag_every: int | None = Field(None, ge=1, le=1_000_000_000)
     """[Tag](maintenance.md#tags-for-chosen-versions) the snapshot of each version that is a multiple of this."""
     tag_retention_s: Annotated[float, Duration] = Field(30.0 * DAY_S, alias="tag_retention", ge=60, le=3650 * DAY_S)

@@ -7,8 +7,8 @@ import re
 import signal
 import sys
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import mkdtemp
@@ -72,6 +72,9 @@ SETUP_HINT = (
     "'-Dhttps.proxyHost=… -Dhttps.proxyPort=…'; for a mirror, set spark.jars.repositories in spark.conf."
 )
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+
+OpenSession = Callable[[], "AbstractContextManager[SparkSession]"]
 
 
 def session_conf(settings: SparkSettings) -> dict[str, str]:

@@ -134,15 +134,28 @@ def _walk(tree: Any, leaves: Mapping[Path, NestedField]) -> Iterator[tuple[Path,
 
 def _encoded_bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[bytes, bytes] | None:
     """Return the bounds in Iceberg's single-value form, or None if they cannot be expressed or trusted."""
+    bounds = find_bounds(minimum, maximum, field_type)
+    if bounds is None:
+        return None
     try:
-        bounds = _bounds(minimum, maximum, field_type)
-        if bounds is None or bounds[0] > bounds[1]:
-            return None
         low, high = (to_bytes(field_type, bound) for bound in bounds)  # type: ignore[arg-type]
     except (ValueError, ArithmeticError, struct.error):
-        # A month 13, a number that is too large, or half of a UTF-16 pair: the column gets no bounds.
+        # Half of a UTF-16 pair: the column gets no bounds.
         return None
     return low, high
+
+
+def find_bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
+    """Return the least and the greatest value of a column's live rows, or values beyond, in Iceberg's internal form.
+
+    `minimum` and `maximum` are those of Delta's statistics. None if these cannot be trusted.
+    """
+    try:
+        bounds = _bounds(minimum, maximum, field_type)
+    except (ValueError, ArithmeticError, struct.error):
+        # A month 13, or a number that is too large.
+        return None
+    return None if bounds is None or bounds[0] > bounds[1] else bounds
 
 
 def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, Any] | None:
@@ -155,7 +168,7 @@ def _bounds(minimum: Any, maximum: Any, field_type: IcebergType) -> tuple[Any, A
         case FloatType() | DoubleType():
             low, high = map(_float, ends)
             if isinstance(field_type, DoubleType):
-                low, high = min(low, _as_float32(low)), max(high, _as_float32(high))
+                low, high = min(low, as_float32(low)), max(high, as_float32(high))
             # Iceberg spec, "Manifests": no NaN, -0.0 as lower and 0.0 as upper bound.
             if not (math.isnan(low) or math.isnan(high)):
                 bounds = (low or -0.0), (high or 0.0)
@@ -187,7 +200,7 @@ def _float(value: Any) -> float:
     return float(value)
 
 
-def _as_float32(number: float) -> float:
+def as_float32(number: float) -> float:
     """Return what a file has from when the column was a float: 0.699999988079071, where the statistics have 0.7."""
     try:
         return float(struct.unpack("<f", struct.pack("<f", number))[0])

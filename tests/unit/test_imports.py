@@ -23,8 +23,9 @@ ROWS: list[tuple[str, ...]] = [
     ("sources",),
     ("translate",),
     ("mirror",),
+    ("predicate",),
     ("spark",),
-    ("pipeline",),
+    ("delta_writer", "pipeline"),
     ("sync", "doctor"),
     ("maintenance", "status", "verify"),
     ("scheduling", "web"),
@@ -39,7 +40,10 @@ SHARED_FORMS = {"RECENT_COMMITS_MAX", "CommitIdentity", "DeletionVectorDescripto
 
 # Package -> the only places that may import it.
 EXCLUSIVE = {
-    "pyspark": ("daemon/spark/", "daemon/pipeline/", "daemon/verify/", "daemon/cli/demo.py"),
+    "pyspark": (
+        *("daemon/spark/", "daemon/pipeline/", "daemon/verify/", "daemon/cli/demo.py"),
+        "daemon/delta_writer/deletion.py",
+    ),
     "py4j": ("daemon/spark/", "daemon/cli/demo.py"),
     "sqlalchemy": ("state/",),
     "alembic": ("state/",),
@@ -50,9 +54,12 @@ EXCLUSIVE = {
     "starlette": ("daemon/web/",),
     "uvicorn": ("daemon/web/",),
     "jinja2": ("daemon/web/",),
-    "obstore": ("daemon/store/object_store.py",),
+    "obstore": ("daemon/store/object_store.py", "daemon/store/put_if_absent.py"),
     "typer": ("daemon/cli/",),
 }
+# What writes Delta tables, and the one module of it that others may import, with who may.
+WRITERS = ("daemon.store.put_if_absent", "daemon.delta_writer")
+DELTA_WRITER, DOOR, AT_THE_DOOR = "daemon/delta_writer/", "daemon.delta_writer.deletion", "daemon/cli/deletion.py"
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext/"
 
 FILES = sorted(
@@ -103,6 +110,13 @@ def exclusions_broken(file: str, source: str) -> list[str]:
     ]
 
 
+def guards_broken(file: str, source: str) -> list[str]:
+    """Imports by which a module could write a Delta table that has no business to."""
+    names = {each for module, name in imported_names(ast.parse(source)) for each in (module, f"{module}.{name}")}
+    allowed = (*WRITERS,) if file.startswith(DELTA_WRITER) else (DOOR,) if file == AT_THE_DOOR else ()
+    return [f"{file}: imports {name}" for name in names if name.startswith(WRITERS) and not name.startswith(allowed)]
+
+
 def private_uses(file: str, source: str) -> list[str]:
     """Underscore names of PyIceberg: imported, or reached through something imported from it."""
     tree = ast.parse(source)
@@ -145,6 +159,7 @@ def test_imports_point_one_way(file):
     source = (ROOT / file).read_text(encoding="utf-8")
     assert directions_broken(file, source) == []
     assert exclusions_broken(file, source) == []
+    assert guards_broken(file, source) == []
     if not file.startswith(PYICEBERG_PRIVATE):
         assert private_uses(file, source) == []
 
@@ -161,6 +176,11 @@ def test_imports_point_one_way(file):
         ("daemon/sync/follower.py", "from pyspark.sql import SparkSession", exclusions_broken),
         ("daemon/cli/operations.py", "import sqlalchemy.orm", exclusions_broken),
         ("daemon/scheduling/cycle.py", "from apscheduler import events", exclusions_broken),
+        ("daemon/sync/advance.py", "from daemon.store.put_if_absent import put_if_absent", guards_broken),
+        ("daemon/sync/advance.py", "from daemon.store import put_if_absent", guards_broken),
+        ("daemon/sync/advance.py", "from daemon.delta_writer.deletion import delete_rows", guards_broken),
+        ("daemon/cli/deletion.py", "from daemon.delta_writer.commit import commit_deletion", guards_broken),
+        ("daemon/cli/operations.py", "import daemon.delta_writer.deletion", guards_broken),
         ("daemon/iceberg/target.py", "from pyiceberg.table import _open", private_uses),
         ("daemon/iceberg/target.py", "from pyiceberg.table import Table\nTable._x(1)", private_uses),
         ("daemon/iceberg/target.py", "import pyiceberg\npyiceberg.table.Table()._x", private_uses),

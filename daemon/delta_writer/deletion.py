@@ -1,0 +1,77 @@
+"""Deletes rows of a Delta table by a predicate: for the command `dvsync delete`, and for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from daemon.clock import SystemClock
+from daemon.delta.log import DeltaLog
+from daemon.delta_writer.commit import Deletion, Wanted, commit_deletion
+from daemon.delta_writer.finder import PredicateFinder
+from daemon.spark.session import OpenSession
+from daemon.store.locations import normalize_location
+from daemon.store.storage import FileIOStorage
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["Deletion", "delete_from", "delete_rows"]
+
+Engine = Literal["auto", "local", "spark"]
+
+
+def delete_rows(
+    location: str,
+    predicate: str,
+    *,
+    properties: Mapping[str, str] | None = None,
+    at_most: int | None = None,
+    dry_run: bool = False,
+    spark: SparkSession | None = None,
+    engine: Engine = "auto",
+    time_zone: str = "UTC",
+    by: str | None = None,
+) -> Deletion:
+    """Delete the rows of the Delta table at `location` for which `predicate` is true, by one commit with vectors.
+
+    `properties` are PyIceberg's for the table's store (`storage` in config.yaml). More rows than `at_most` are refused.
+    With `dry_run`, nothing is written. `spark` is needed for large tables, or all with the engine `spark`. `time_zone`
+    is that of timestamp partition values without one. Delta's history has `by` as the user's name.
+
+    Raises as `commit_deletion` and `PredicateFinder.find`. Unless it is `CommitOutcomeUnknown`, nothing was deleted.
+    """
+    storage = FileIOStorage(properties)
+    log = DeltaLog(storage, normalize_location(location), SystemClock())
+    open_spark: OpenSession | None = (lambda: nullcontext(spark)) if spark else None
+    return delete_from(
+        log,
+        predicate,
+        at_most=at_most,
+        dry_run=dry_run,
+        engine=engine,
+        open_spark=open_spark,
+        time_zone=time_zone,
+        by=by,
+    )
+
+
+def delete_from(
+    log: DeltaLog,
+    predicate: str,
+    *,
+    at_most: int | None,
+    dry_run: bool,
+    engine: Engine,
+    open_spark: OpenSession | None,
+    time_zone: str,
+    by: str | None,
+) -> Deletion:
+    """The same for a table that is open already."""
+    finder = PredicateFinder(predicate, log.storage, time_zone=time_zone, engine=engine, open_spark=open_spark)
+    # As Delta does: a list of conditions, which all hold.
+    parameters = {"predicate": msgspec.json.encode([predicate]).decode()}
+    return commit_deletion(log, SystemClock(), finder, Wanted(parameters, by, at_most, dry_run))

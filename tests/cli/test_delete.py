@@ -1,0 +1,100 @@
+"""`dvsync delete`: who may, what it says, and that the Iceberg table follows. No JVM."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from subprocess import CompletedProcess
+from typing import TYPE_CHECKING
+
+import pytest
+from deltalake import DeltaTable, QueryBuilder
+
+from daemon.delta_writer.deletion import delete_rows
+from tests.kit.forking import run_forked
+from tests.kit.handmade import HandmadeTable
+
+if TYPE_CHECKING:
+    from tests.kit.servers import ObjectStore
+
+CONFIG = """
+catalogs: {{local: {{type: sql, uri: "sqlite:///{folder}/catalog.db", warehouse: "{folder}/warehouse"}}}}
+state: {{url: "sqlite:///{folder}/state.db"}}
+defaults: {{engine: local}}
+tables: [{{source: "{folder}/t", target: db.t, allow_delete: {allowed}}}]
+"""
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> HandmadeTable:
+    made = HandmadeTable(tmp_path / "t")
+    made.create()
+    made.commit([made.add(made.write_file([(100 * file + row, "p", "v") for row in range(100)])) for file in range(3)])
+    return made
+
+
+def command(table: HandmadeTable, *words: str, allowed: str = "true") -> CompletedProcess[str]:
+    folder = table.folder.parent
+    (folder / "config.yaml").write_text(CONFIG.format(folder=folder, allowed=allowed))
+    return run_forked([*words], folder=folder)
+
+
+def test_a_deletion(table: HandmadeTable) -> None:
+    """First dry, then done; both histories know it, without the predicate in ours; then nothing is left to do."""
+    assert command(table, "sync").returncode == 0
+    words = ("delete", "db.t", "--where", "id IN (7, 8) OR id >= 200")
+    dry = command(table, *words, "--dry-run")
+    assert dry.returncode == 0
+    assert dry.stdout.startswith("db.t: would delete 102 rows in 2 files of version 1: ")
+    assert not table.commit_path(2).exists()
+    refused = command(table, *words, "--at-most", "101")
+    assert (refused.returncode, "more than 101 rows would be deleted" in refused.stderr) == (2, True)
+    done = command(table, *words, "--at-most", "102")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("db.t: deleted 102 rows in 2 files, version 2: ")
+    (info, *_) = map(json.loads, table.commit_path(2).read_text().splitlines())
+    assert info["commitInfo"]["operationParameters"] == {"predicate": '["id IN (7, 8) OR id >= 200"]'}
+    history = command(table, "history", "db.t").stdout.splitlines()
+    assert "deleted, version 2 (DELETE)" in history[0]
+    assert f", by {info['commitInfo']['userName']}" in history[0]
+    assert "IN (7" not in history[0]
+    assert "nothing was written" in command(table, *words).stdout
+    synced = command(table, "sync")
+    assert synced.returncode == 0
+    assert "version 2" in synced.stdout and "positions +2" in synced.stdout
+
+
+@pytest.mark.parametrize(
+    ("allowed", "words", "said"),
+    [
+        ("false", ("db.t", "--where", "id = 1"), "dvsync may not write to the Delta table"),
+        ("true", ("db.other", "--where", "id = 1"), "no such table"),
+        ("true", ("db.t", "--where", "id = "), "the predicate cannot be used"),
+        ("true", ("db.t",), "Missing option '--where'"),
+    ],
+)
+def test_what_is_refused(table: HandmadeTable, allowed: str, words: tuple[str, ...], said: str) -> None:
+    before = sorted(table.folder.rglob("*"))
+    done = command(table, "delete", *words, allowed=allowed)
+    assert (done.returncode, said in done.stderr) == (2, True)
+    assert sorted(table.folder.rglob("*")) == before
+
+
+def test_on_s3(table: HandmadeTable, store: ObjectStore) -> None:
+    """Two deletions, of which delta-rs reads the result; what the store was asked to find out is gone."""
+    client = store.client("s3")
+    for path in table.take_new_files():
+        client.upload_file(str(path), "lake", f"deleted/{path.relative_to(table.folder)}")
+    before = store.keys("lake", "deleted/")
+    for number, predicate in enumerate(("id = 5 OR id >= 200", "id IN (6, 150)"), 2):
+        assert delete_rows("s3://lake/deleted", predicate, properties=store.properties).version == number
+    added = {key.removeprefix("deleted/") for key in store.keys("lake", "deleted/") - before}
+    commits = {f"_delta_log/{number:020d}.json" for number in (2, 3)}
+    assert commits < added
+    assert {name.partition("_")[0] for name in added - commits} == {"deletion"}
+    # Delta-rs would wait for this process, which is the store.
+    for key in store.keys("lake", "deleted/"):
+        client.download_file("lake", key, str(table.folder / key.removeprefix("deleted/")))
+    rows = QueryBuilder().register("t", DeltaTable(str(table.folder))).execute("SELECT id FROM t").read_all()
+    left = [number for number in range(200) if number not in (5, 6, 150)]
+    assert sorted(rows["id"].to_pylist()) == left
