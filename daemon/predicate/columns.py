@@ -31,6 +31,7 @@ from daemon.predicate.tree import Field, Value
 from daemon.translate.delta_types import (
     EXISTS_DEFAULT,
     MAPPING_ID,
+    PRIMITIVES,
     is_collated,
     metadata_of,
     parse_struct,
@@ -105,7 +106,7 @@ def _comparable(field: dict[str, Any], name: str) -> Any:
     if not isinstance(field["type"], str) or is_collated(field) or is_padded:
         return None
     try:
-        kind = primitive_type(field["type"], name)
+        kind = primitive_type(field["type"], name, PRIMITIVES)
     except (SyncError, ValueError):
         return None
     return kind if isinstance(kind, COMPARED) else None
