@@ -30,8 +30,6 @@ class Fault(StrEnum):
     """The values are names in the Iceberg table's properties."""
 
     ARROW_TYPE = "arrow-type"
-    BARE_DAYS = "bare-days"
-    BYTES = "bytes"
     ELEMENT_IDS = "element-ids"
     INT96_RANGE = "int96-range"
     LAYOUT = "list-layout"
@@ -63,8 +61,6 @@ def _known(text: str, *read_by: Reader) -> Known:
 
 KNOWN: Mapping[Fault, Known] = {
     Fault.ARROW_TYPE: _known("types of Arrow's that Iceberg does not have", Reader.SPARK, Reader.DUCKDB),
-    Fault.BARE_DAYS: _known("dates that are stored as plain numbers", Reader.SPARK),
-    Fault.BYTES: _known("strings that are stored as bytes, or bytes as strings", Reader.PYICEBERG, Reader.DUCKDB),
     Fault.ELEMENT_IDS: _known("elements of lists without field ids", Reader.PYICEBERG, Reader.POLARS),
     Fault.INT96_RANGE: _known("INT96 timestamps that may be before 1677 or after 2262", Reader.SPARK, Reader.DUCKDB),
     Fault.LAYOUT: _known(

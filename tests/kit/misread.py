@@ -115,23 +115,6 @@ CASES: Mapping[Fault, Misread] = {
         ),
         [(1, MOMENTS[0], (1, 2)), (3, MOMENTS[2], (5, 6))],
     ),
-    Fault.BARE_DAYS: Misread(
-        [ID, column("day", "date"), column("l", list_of("date"))],
-        _table(day=pa.array([0, 1, 2], pa.int32()), l=pa.array([[0], [1], [2]], pa.list_(pa.int32()))),
-        [
-            (1, datetime(1970, 1, 1).date(), (datetime(1970, 1, 1).date(),)),
-            (3, datetime(1970, 1, 3).date(), (datetime(1970, 1, 3).date(),)),
-        ],
-    ),
-    Fault.BYTES: Misread(
-        [ID, column("s", "string"), column("b", "binary"), column("l", list_of("string"))],
-        _table(
-            s=pa.array([b"a", b"b", "é".encode()]),
-            b=pa.array(["a", "b", "é"]),
-            l=pa.array([[b"a"], [], [b"c"]], pa.list_(pa.binary())),
-        ),
-        [(1, "a", b"a", ("a",)), (3, "é", "é".encode(), ("c",))],
-    ),
     Fault.ELEMENT_IDS: Misread(
         [MAPPED_ID, column("l", list_of("long"), 2), column("s", list_of(struct_of(column("x", "long", 4))), 3)],
         _with_ids(stored("l", pa.list_(pa.int64()), 2), stored("s", pa.list_(X), 3), l=LISTS, s=STRUCTS),
