@@ -380,13 +380,8 @@ class _Walk:
         # Where PyIceberg finds fields by the table's names, there may be no others: see `hides_renamed`.
         spelled = sorted(each for each in self._spelled_otherwise if each[: len(path)] == path != each)
         if spelled and not isinstance(parts[-1].field_type, StructType):
-            self._faults.add(
-                Fault.SPELLED_CONTENTS,
-                ".".join(named),
-                f"column {'.'.join(named)} of the file has the field {'.'.join(spelled[0])}, which the table spells "
-                "otherwise",
-                hint=REWRITE,
-                lifted_by="footer",
+            raise _unreadable(
+                named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise", "footer"
             )
 
 

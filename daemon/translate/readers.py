@@ -38,7 +38,6 @@ class Fault(StrEnum):
     PARTITION_VALUE = "partition-value"
     RENAMED_CONTENTS = "renamed-contents"
     RESERVED_NAME = "reserved-name"
-    SPELLED_CONTENTS = "spelled-contents"
     UNSIGNED = "unsigned"
     ZONE_FLAG = "zone-flag"
 
@@ -73,9 +72,6 @@ KNOWN: Mapping[Fault, Known] = {
         "structs nested in lists or maps whose fields have other names in the files", Reader.SPARK, Reader.DUCKDB
     ),
     Fault.RESERVED_NAME: _known("columns whose names Iceberg reserves", Reader.PYICEBERG, Reader.POLARS, Reader.DUCKDB),
-    Fault.SPELLED_CONTENTS: _known(
-        "structs nested in lists or maps whose fields the files spell otherwise", Reader.SPARK, Reader.DUCKDB
-    ),
     Fault.UNSIGNED: _known("unsigned numbers", Reader.PYICEBERG, Reader.POLARS, Reader.DUCKDB),
     Fault.ZONE_FLAG: _known("timestamps with a wrong flag of UTC", Reader.SPARK, Reader.PYICEBERG, Reader.POLARS),
 }

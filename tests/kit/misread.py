@@ -162,11 +162,6 @@ CASES: Mapping[Fault, Misread] = {
         _table(_file=["a", "b", "c"], _pos=[7, 8, 9], _row_id=[70, 80, 90]),
         [(1, "a", 7, 70), (3, "c", 9, 90)],
     ),
-    Fault.SPELLED_CONTENTS: Misread(
-        [ID, column("l", list_of(list_of(struct_of(column("x", "long")))))],
-        _table(l=pa.array([[[{"X": 1}]], [], [[{"X": 3}]]], pa.list_(pa.list_(pa.struct({"X": pa.int64()}))))),
-        [(1, (((1,),),)), (3, (((3,),),))],
-    ),
     Fault.UNSIGNED: Misread(
         [ID, column("i", "integer"), column("n", "long")],
         _table(i=pa.array([1, 2, 65535], pa.uint16()), n=pa.array([1, 2, 255], pa.uint8())),

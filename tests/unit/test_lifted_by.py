@@ -95,7 +95,6 @@ MISREAD: dict[Fault, tuple[str, MirrorKind | None]] = {
     Fault.PARTITION_VALUE: ("partition columns in the files", "rewrite"),
     Fault.RENAMED_CONTENTS: ("the same with structs", None),
     Fault.RESERVED_NAME: ("columns `_file`", None),
-    Fault.SPELLED_CONTENTS: ("files whose columns are spelled", "footer"),
     Fault.UNSIGNED: ("unsigned numbers", "footer"),
     Fault.ZONE_FLAG: ("timestamps with the wrong flag", "footer"),
 }
