@@ -14,9 +14,10 @@ from pyspark.sql import SparkSession
 
 from daemon.delta_writer.deletion import delete_rows
 from daemon.errors import ConfigInvalid
-from tests.integration.conftest import LISTING_TASKS
 from tests.kit.spark_process import conf_values
 
+# VACUUM lists folders in as many tasks as it may.
+LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
 COLUMNS = (
     "id LONG, name STRING, amount DECIMAL(10,2), ratio DOUBLE, day DATE, at TIMESTAMP, local TIMESTAMP_NTZ,"
     " place STRUCT<city: STRING>, tags ARRAY<STRING>, flag BOOLEAN, part STRING"
