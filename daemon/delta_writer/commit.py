@@ -174,7 +174,7 @@ class _Attempt:
                 path=add.path,
                 hint="The log and the file do not belong together: restore the Delta table.",
             )
-        if deleted == older:
+        if deleted == older and positions is not None:
             return None
         counts.deleted_rows += deleted - older
         vector = None

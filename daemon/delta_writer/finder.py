@@ -90,7 +90,8 @@ class PredicateFinder:
         if not holds_for(self._parsed, partition):
             return None
         record_count = read_stats(add).get("numRecords")
-        if type(record_count) is not int:
+        # Of files with a vector, some writers count live rows there (trinodb/trino#30343).
+        if type(record_count) is not int or add.deletion_vector:
             record_count = rows_of(self._storage, add.path)
         return FoundRows(add, record_count, None)
 

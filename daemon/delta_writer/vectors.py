@@ -9,7 +9,7 @@ from pyroaring import BitMap64
 
 from daemon.delta.deletion_vector import FIRST_DV_OFFSET, FRAME_BYTES, DvFile
 from daemon.delta.position_set import encode_positions
-from daemon.errors import SyncError
+from daemon.errors import CommitOutcomeUnknown, ObjectStoreAway, SyncError
 from daemon.store.put_if_absent import put_if_absent
 from daemon.store.storage import FileIOStorage
 from state.records import DeletionVectorDescriptor
@@ -42,10 +42,16 @@ class VectorFiles:
             self.bytes_written += len(self._open.data)
             if not self._is_dry:
                 self._paths.append(self._open.path)
-                data = bytes(self._open.data)
-                is_new = put_if_absent(self._open.path, data, self._location, self._storage.properties)
-                assert is_new, "the name has a new UUID"
+                self._put(self._open.path, bytes(self._open.data))
             self._open = DvFile(self._location)
+
+    def _put(self, path: str, data: bytes) -> None:
+        try:
+            is_new = put_if_absent(path, data, self._location, self._storage.properties)
+        except CommitOutcomeUnknown as error:
+            hint = "Nothing was deleted. Run it again when the store answers."
+            raise ObjectStoreAway(error.message, path=path, hint=hint) from error
+        assert is_new, "the name has a new UUID"
 
     def discard(self) -> None:
         """Remove the files: it is certain that no commit names them."""

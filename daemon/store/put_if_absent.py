@@ -8,13 +8,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from contextlib import suppress
-from errno import EMLINK, ENOSYS, ENOTSUP, EPERM, EXDEV
+from errno import EACCES, EDQUOT, EMLINK, ENOENT, ENOSPC, ENOSYS, ENOTDIR, ENOTSUP, EPERM, EROFS, EXDEV
 from functools import lru_cache
 from pathlib import Path
 from typing import Final, NoReturn
 from uuid import uuid4
 
-from daemon.errors import CommitOutcomeUnknown, SyncError, Unsupported
+from daemon.errors import CommitOutcomeUnknown, ObjectStoreAway, SyncError, Unsupported
 from daemon.store.durable import force_to_disk, is_local, local_path
 from daemon.store.locations import store_away
 from daemon.store.object_store import S3Object, as_os_errors, find_s3_object
@@ -22,6 +22,8 @@ from daemon.store.storage import FileIOStorage
 
 # Of file systems without hard links, or with another one mounted below the table.
 NO_LINKS: Final = (EPERM, ENOTSUP, ENOSYS, EXDEV, EMLINK)
+# What surely left nothing behind.
+NOT_DONE: Final = (ENOENT, ENOTDIR, EACCES, EROFS, ENOSPC, EDQUOT)
 # Nothing names such a file, and Delta's VACUUM removes it: it is in no folder that VACUUM passes over.
 STAGED: Final = "dvsync-{}.tmp"
 HINT_UNKNOWN: Final = "In a minute, run it again: if the rows are deleted already, it finds none."
@@ -43,19 +45,31 @@ def _link(path: str, data: bytes, table: str) -> bool:
     target = local_path(path)
     staged = local_path(table) / STAGED.format(uuid4())
     try:
-        try:
-            _write_to_disk(staged, data)
-            os.link(staged, target)
-        except FileExistsError:
-            # On NFS, the answer to a link may be lost, and the second request finds what the first one made.
-            return os.path.samefile(staged, target)
-        finally:
-            staged.unlink(missing_ok=True)
+        _write_to_disk(staged, data)
+        if not _has_linked(staged, target):
+            return False
+        force_to_disk([path])
+    except ObjectStoreAway as error:
+        # By its folder's old content, the file may be missing after a power cut.
+        raise _unknown(path, error) from error
     except OSError as error:
         if error.errno in NO_LINKS:
             raise _refused(path, f"no hard link can be made: {error.strerror}") from error
-        raise store_away(path, error) from error
-    force_to_disk([path])
+        if error.errno in NOT_DONE:
+            raise store_away(path, error) from error
+        raise _unknown(path, error) from error
+    finally:
+        with suppress(OSError):
+            staged.unlink()
+    return True
+
+
+def _has_linked(staged: Path, target: Path) -> bool:
+    try:
+        os.link(staged, target)
+    except FileExistsError:
+        # On NFS, the answer to a link may be lost, and the second request finds what the first one made.
+        return os.path.samefile(staged, target)
     return True
 
 
@@ -79,9 +93,7 @@ def _put(path: str, data: bytes, table: str, properties: Mapping[str, str]) -> b
     try:
         return _create(found, data)
     except OSError as error:
-        # It may have come, or may still come.
-        what = f"the store did not say whether it has written the file: {error}"
-        raise CommitOutcomeUnknown(what, path=path, hint=HINT_UNKNOWN) from error
+        raise _unknown(path, error) from error
 
 
 def _find(path: str, properties: Mapping[str, str]) -> S3Object | None:
@@ -115,6 +127,12 @@ def _is_conditional(table: str, frozen: frozenset[tuple[str, str]]) -> bool:
     finally:
         with suppress(SyncError):
             FileIOStorage(properties).delete(path)
+
+
+def _unknown(path: str, error: Exception) -> CommitOutcomeUnknown:
+    """The file may have come, or may still come."""
+    what = f"the store did not say whether it has written the file: {error}"
+    return CommitOutcomeUnknown(what, path=path, hint=HINT_UNKNOWN)
 
 
 def _refused(path: str, why: str) -> Unsupported:

@@ -86,6 +86,18 @@ def test_a_store_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert not list(tmp_path.iterdir())
 
 
+def test_a_disk_that_does_not_say(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the file has its name, but the folder may not be on the disk, nobody may take it for missing."""
+
+    def fail(_: object) -> None:
+        raise ObjectStoreAway("the disk is gone", hint="")
+
+    monkeypatch.setattr(module, "force_to_disk", fail)
+    with pytest.raises(CommitOutcomeUnknown, match="did not say whether"):
+        put_if_absent(str(tmp_path / "1.json"), b"a", str(tmp_path), {})
+    assert (tmp_path / "1.json").read_bytes() == b"a"
+
+
 def test_no_folder(tmp_path: Path) -> None:
     with pytest.raises(ObjectStoreAway, match="No such file"):
         put_if_absent(str(tmp_path / "log" / "1.json"), b"", str(tmp_path), {})
