@@ -195,6 +195,11 @@ class SchemaChanged(Parking):
 # again. Cheaper ones come first.
 MirrorKind = Literal["footer", "copy", "rewrite"]
 MIRRORS_HINT = " Or let dvsync show mirrors of such files, by the setting mirrors: "
+MIRRORS_COST = {
+    "footer": "which copies their bytes",
+    "copy": "which copies their bytes",
+    "rewrite": "which reads their rows and writes them again",
+}
 
 
 class Unsupported(Parking):
@@ -223,7 +228,9 @@ class Unsupported(Parking):
     def lift_by(self, kind: MirrorKind | None) -> Self:
         """Set what lifts the refusal of a data file, and let the hint name the setting for it."""
         self.lifted_by = kind
-        self.hint = self.hint.partition(MIRRORS_HINT)[0] + (f"{MIRRORS_HINT}{kind}." if kind else "")
+        self.hint = self.hint.partition(MIRRORS_HINT)[0] + (
+            f"{MIRRORS_HINT}{kind}, {MIRRORS_COST[kind]}." if kind else ""
+        )
         return self
 
     def __reduce__(self) -> tuple[Callable[..., object], tuple[object, ...]]:

@@ -67,6 +67,8 @@ def table_lines(shown: ShownTable) -> Iterator[str]:
         yield f"  shows     Delta version {shown.version} of {snapshot.delta_timestamp}"
     else:
         yield f"  shows     Delta version {shown.version}; the versions after {snapshot.version} changed no rows"
+    for note in shown.notes:
+        yield f"  note      {note}"
     yield from _reader_lines(shown.read)
 
 

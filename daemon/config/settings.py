@@ -161,8 +161,6 @@ class DefaultsSettings(_Frozen):
     format_version: int = Field(2, ge=2, le=3)
     """[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot
     go back."""
-    int96_overflow: Literal["refuse", "follow"] = "refuse"
-    """Refuse or follow files with INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars read wrong."""
     readers: tuple[Reader, ...] = Field(TESTED_READERS, min_length=1)
     """The programs that read the Iceberg table. What only others [would misread](compatibility.md#readers) is
     followed."""
@@ -188,10 +186,6 @@ class DefaultsSettings(_Frozen):
     (delta.deletedFileRetentionDuration)."""
     version_hint: bool = False
     """Write metadata/version-hint.text after each commit, for readers [by folder](reading.md#by-folder)."""
-
-    @property
-    def may_overflow(self) -> bool:
-        return self.int96_overflow == "follow"
 
     @property
     def has_mirrors(self) -> bool:

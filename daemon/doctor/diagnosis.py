@@ -27,8 +27,9 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
-from daemon.translate.delta_types import parse_struct, physical_name, types_read_by
+from daemon.translate.delta_types import parse_struct, physical_name
 from daemon.translate.existing_table import check_places
+from daemon.translate.readers import Fault, misreaders, others_misread
 from daemon.translate.schema import TableSchema, translate_schema
 
 # What a format version changes in the notes on Delta's features.
@@ -135,6 +136,10 @@ def _refused(subject: str, error: SyncError) -> Finding:
     return Finding(Verdict.REFUSED, subject, str(error), error.hint)
 
 
+def _noted(fault: Fault, column: str) -> Finding:
+    return Finding(Verdict.NOTE, f"column {column}", f"followed, because `readers` leaves out {others_misread(fault)}")
+
+
 def _checked(subject: str, check: Callable[[], object]) -> Iterator[Finding]:
     try:
         check()
@@ -166,10 +171,14 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
     shown, refused, findings = [], set(), []
     for field in struct["fields"]:
         try:
-            translate_schema(
-                _with_fields(metadata, [field]), types=types_read_by(settings.readers, settings.format_version)
+            found = translate_schema(
+                _with_fields(metadata, [field]),
+                numbers_contents=settings.has_mirrors,
+                readers=settings.readers,
+                format_version=settings.format_version,
             )
             shown.append(field)
+            findings += [_noted(fault, field["name"]) for fault in sorted(found.faults)]
         except SyncError as error:
             refused.add(physical_name(field))
             findings.append(_refused(f"column {field['name']}", error))
@@ -209,6 +218,7 @@ def _of_files(files: Examination, settings: TableSettings, refused: Container[st
         size = f"{files.mirror_bytes[kind]:,} bytes{' at a guess' if kind == 'rewrite' else ''}"
         text = f"{'' if is_allowed else f'with mirrors: {kind}, '}{count} of {files.files} files have mirrors of {size}"
         yield Finding(Verdict.FOLLOWED if is_allowed else Verdict.NOTE, "mirrors", text)
+    yield from (_noted(fault, column) for fault, column in sorted(files.faults))
     if files.files_without_stats:
         text = f"{files.files_without_stats} files have none: readers cannot skip these files"
         yield Finding(Verdict.NOTE, "statistics", text)
@@ -230,9 +240,8 @@ def _readers(
     if files.int96_columns and settings.format_version > 2:
         text = f"in format version 3, INT96 timestamps need the environment variable {DOWNCAST}=true"
         yield ReaderTrouble(("PyIceberg", "Polars (with PyIceberg)"), text, tuple(sorted(files.int96_columns)))
-    if files.int96_columns:
-        what = "follows files with such values (int96_overflow)" if settings.may_overflow else "refuses such files"
-        text = f"INT96 values before 1677 or after 2262 are shown wrongly; dvsync {what}"
+    if files.int96_columns and misreaders(Fault.INT96_RANGE, settings.readers):
+        text = "INT96 values before 1677 or after 2262 are shown wrongly; dvsync refuses such files"
         yield ReaderTrouble(("PyIceberg", "Polars"), text, tuple(sorted(files.int96_columns)))
     if files.millis_columns:
         text = "timestamps in milliseconds are wrong in vectorized reads; dvsync turns them off for the table "

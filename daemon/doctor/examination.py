@@ -16,6 +16,7 @@ from daemon.errors import MirrorKind, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.mirrors import MirrorPlanner, WantedMirror
 from daemon.store.storage import FileIOStorage
+from daemon.translate.readers import Fault
 from daemon.translate.schema import TableSchema
 
 
@@ -25,7 +26,7 @@ class Examination:
 
     `refusals` counts the files that are refused, by message and hint; `refused` has the path of one of each. `mirrors`
     counts the files that some reader would misread, and not their mirrors, by the kind of these; `mirror_bytes` are the
-    bytes of these.
+    bytes of these. `faults` are those that no reader of the table misreads, with their columns.
     """
 
     files: int = 0
@@ -38,6 +39,7 @@ class Examination:
     view_columns: set[str] = field(default_factory=set)
     hidden_columns: set[str] = field(default_factory=set)
     partitions_without_zone: set[str] = field(default_factory=set)
+    faults: set[tuple[Fault, str]] = field(default_factory=set)
     refusals: Counter[tuple[str, str]] = field(default_factory=Counter)
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     mirrors: Counter[MirrorKind] = field(default_factory=Counter)
@@ -111,6 +113,7 @@ class ExaminationTask:
         seen.millis_columns |= {str(schema.find_column_name(ids[name])) for name in millis}
         seen.view_columns |= {str(schema.find_column_name(field_id)) for field_id in file.views}
         seen.hidden_columns |= {".".join(column) for column in file.hidden}
+        seen.faults |= file.faults
         for partition in self.table.spec.fields:
             value = add.partition_values.get(self.table.physical_names[partition.source_id])
             zoned = isinstance(schema.find_type(partition.source_id), TimestamptzType)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from operator import attrgetter, or_
 from typing import Any
@@ -28,6 +28,7 @@ from daemon.store.storage import FileIOStorage, check_path, map_files
 from daemon.translate.file_schema import FileSchema, FileTraits, check_file_schema
 from daemon.translate.metrics import Metrics, metrics_of
 from daemon.translate.partition_values import internal_form, partition_of
+from daemon.translate.readers import Fault, Faults, misreaders
 from daemon.translate.schema import TableSchema
 
 # Most footers are smaller. The file ends with the footer's size (4 bytes, little-endian) and a magic number.
@@ -84,12 +85,11 @@ class Inspector:
         metrics = metrics_of(add, self.table, footer.num_rows)
         with errors_at(path=path):
             found, leaf_paths = self.check_schema(footer)
-            self._check_partition(footer, leaf_paths, add)
+            faults = Faults(self.table.readers, set(found.faults))
+            self._check_partition(footer, leaf_paths, add, faults)
             check_calendar(footer.metadata or {}, found, metrics, self.table)
-            if not self.table.may_overflow:
-                for column in sorted(check_int96(found, metrics, self.table)):
-                    self._check_moments(path, footer, column)
-        return metrics, found
+            self._check_int96(path, footer, found, metrics, faults)
+        return metrics, replace(found, faults=faults.found)
 
     def check_schema(self, footer: pq.FileMetaData) -> tuple[FileSchema, tuple[str, ...]]:
         """Check the file's schema. Returns its properties, and the paths of its leaves in their order."""
@@ -104,14 +104,24 @@ class Inspector:
             self._checked[key] = check_file_schema(schema, self.table, leaf_paths, variants), leaf_paths
         return self._checked[key]
 
-    def _check_moments(self, path: str, footer: pq.FileMetaData, column: str) -> None:
+    def _check_int96(
+        self, path: str, footer: pq.FileMetaData, file: FileSchema, metrics: Metrics, faults: Faults
+    ) -> None:
+        for top_level in sorted(check_int96(file, metrics, self.table, faults)):
+            named = str(self.table.schema.find_column_name(self.table.field_ids[top_level.lower()]))
+            if misreaders(Fault.INT96_RANGE, faults.readers):
+                self._check_moments(path, footer, top_level, named, faults)
+            else:
+                # Nobody minds what is in it, so it is not read.
+                check_int96_micros(-math.inf, math.inf, named, faults)
+
+    def _check_moments(self, path: str, footer: pq.FileMetaData, column: str, named: str, faults: Faults) -> None:
         """Check the timestamps of a column without statistics: inside lists and maps, or not indexed by Delta."""
         for values in self._read_column(path, footer, column):
             for moments in _timestamps(values):
                 ends = pc.min_max(moments.cast(pa.int64())).as_py()
                 if ends["min"] is not None:
-                    named = str(self.table.schema.find_column_name(self.table.field_ids[column.lower()]))
-                    check_int96_micros(ends["min"], ends["max"], named)
+                    check_int96_micros(ends["min"], ends["max"], named, faults)
 
     def _read_column(self, path: str, footer: pq.FileMetaData, column: str) -> Iterator[pa.Array]:
         try:
@@ -132,7 +142,9 @@ class Inspector:
         name = footer.schema.column(place).path
         return not all(_holds_only(values, value) for values in self._read_column(path, footer, name))
 
-    def _check_partition(self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile) -> None:
+    def _check_partition(
+        self, footer: pq.FileMetaData, leaf_paths: Sequence[str], add: AddFile, faults: Faults
+    ) -> None:
         """Check the partition columns in the file: some readers use their values, Delta uses the log's."""
         if not self.table.spec.fields:
             return
@@ -147,9 +159,10 @@ class Inspector:
             if place is None:
                 is_number = value is not None and not (isinstance(value, float) and math.isnan(value))
                 if isinstance(kind, DoubleType) and is_number and _as_float(value) != value:
-                    raise Unsupported(
-                        f"partition column {column} has the value {value}, which PyIceberg 0.12 and Polars would read "
-                        "as a float, because the file does not contain the column",
+                    faults.add(
+                        Fault.PARTITION_DOUBLE,
+                        column,
+                        f"partition column {column}, which the file lacks, is {value} and no float",
                         hint="Set 'delta.feature.materializePartitionColumns' = 'supported' in the Delta table, and "
                         "rewrite the file in Delta, for example with an UPDATE of its rows. Or partition the "
                         "table by another column.",
@@ -157,15 +170,16 @@ class Inspector:
                     )
                 continue
             is_int96 = footer.schema.column(place).physical_type == "INT96"
-            if is_int96 and value is not None and not self.table.may_overflow:
-                check_int96_micros(value, value, column)
+            if is_int96 and value is not None:
+                check_int96_micros(value, value, column, faults)
             if self._differs(footer, place, add.path, _as_float(value) if isinstance(kind, FloatType) else value):
                 said, null = repr(add.partition_values.get(name)), ""
                 if value is None:
                     said, null = "null", ", or null where they have an empty string or __HIVE_DEFAULT_PARTITION__"
-                raise Unsupported(
-                    f"partition column {column} is {said} in the Delta log and something else in the file, from which "
-                    "some readers take it",
+                faults.add(
+                    Fault.PARTITION_VALUE,
+                    column,
+                    f"partition column {column} is {said} in the Delta log and something else in the file",
                     hint=f"Rewrite the file with Delta. Its rows must have the log's value{null}.",
                     lifted_by="rewrite",
                 )
@@ -285,8 +299,8 @@ def check_calendar(footer: Mapping[bytes, bytes], file: FileSchema, metrics: Met
             )
 
 
-def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[str]:
-    """Raise `Unsupported` naming an INT96 column whose statistics exceed what PyIceberg and Polars can show.
+def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema, faults: Faults) -> set[str]:
+    """Check the INT96 columns by their statistics. Raises as `check_int96_micros`.
 
     Returns the top-level columns, by their names in the file, whose statistics do not show the range of their values.
     """
@@ -296,22 +310,22 @@ def check_int96(file: FileSchema, metrics: Metrics, table: TableSchema) -> set[s
         column = str(table.schema.find_column_name(field_id))
         if field_id in metrics.lower_bounds:
             lower, upper = _number(metrics.lower_bounds[field_id]), _number(metrics.upper_bounds[field_id])
-            check_int96_micros(lower, upper, column)
+            check_int96_micros(lower, upper, column, faults)
         elif field_id in metrics.beyond:
-            check_int96_micros(-math.inf, math.inf, column)
+            check_int96_micros(-math.inf, math.inf, column, faults)
         elif field_id not in partitions and metrics.null_value_counts.get(field_id) != metrics.record_count:
             unproven.add(top_level)
     return unproven
 
 
-def check_int96_micros(lower: float, upper: float, column: str) -> None:
-    """Raise `Unsupported` when INT96 timestamps of `column` do not fit into 64-bit nanoseconds."""
+def check_int96_micros(lower: float, upper: float, column: str, faults: Faults) -> None:
+    """Check that INT96 timestamps of `column` fit into 64-bit nanoseconds. Raises as `Faults.add`."""
     if lower < -INT96_MICROS_MAX or upper > INT96_MICROS_MAX:
-        raise Unsupported(
-            f"column {column} of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars "
-            "would show as other times, without an error",
-            hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS, or set int96_overflow: "
-            "follow for this table if neither PyIceberg nor Polars reads it.",
+        faults.add(
+            Fault.INT96_RANGE,
+            column,
+            f"column {column} of the file has INT96 timestamps before 1677 or after 2262",
+            hint="Write them with spark.sql.parquet.outputTimestampType=TIMESTAMP_MICROS.",
             lifted_by="rewrite",
         )
 

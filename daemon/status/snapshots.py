@@ -20,6 +20,8 @@ from daemon.status.reading import read_lines
 from daemon.sync.comparison import COMPARED
 from daemon.sync.first_sync import RESYNCED
 from daemon.texts import iso_time
+from daemon.translate.definition import find_faults
+from daemon.translate.readers import others_misread
 
 # The operations of snapshots that dvsync made from Delta's whole state: they pass over the versions before it.
 PASSING_OVER = (RESYNCED, COMPARED)
@@ -63,7 +65,8 @@ class Choice(msgspec.Struct, frozen=True):
 class ShownTable(msgspec.Struct, frozen=True):
     """What the catalog shows of a table. `version` is the newest Delta version shown; None if it is not dvsync's.
 
-    `source` and `source_table` are as in `TableStatus`.
+    `source` and `source_table` are as in `TableStatus`. `notes` say what programs would misread that `readers` leaves
+    out.
     """
 
     name: str
@@ -76,6 +79,7 @@ class ShownTable(msgspec.Struct, frozen=True):
     version: int | None
     snapshot: ShownSnapshot | None
     read: dict[str, str]
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -102,6 +106,7 @@ def show_table(settings: TableSettings, table: Table) -> ShownTable:
         version=current.last_version if current else None,
         snapshot=current,
         read=read_lines_of(table),
+        notes=tuple(f"`readers` leaves out {others_misread(fault)}" for fault in sorted(find_faults(table))),
     )
 
 

@@ -170,9 +170,11 @@ def _shape_after(context: TableContext, shown: Shown, change: TableChange) -> tu
     shape = next_shape(shown.table, context.settings, change, count_staying=count_staying)
     if change.metadata:
         before = shape_of(shown.table, context.settings).table
-        if may_reach_files(before, shape.table) and count_staying():
-            traits, change = _check_live_files(context, shown, shape.table, change)
-            shape = shape.with_files(traits)
+        if may_reach_files(before, shape.table):
+            traits = FileTraits()
+            if count_staying():
+                traits, change = _check_live_files(context, shown, shape.table, change)
+            shape = shape.with_files(traits, are_all=True)
     return shape, change
 
 

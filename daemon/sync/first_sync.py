@@ -79,7 +79,8 @@ def show_state(
         paths = int64s(hash(path) for answer in answers for path in answer.paths)
         if pc.count_distinct(paths).as_py() < len(paths):
             check_unique([add.logical_file for add in state.read_adds()])
-        shape = shape.with_files(reduce(or_, (manifest.traits for manifest in written), FileTraits()))
+        traits = reduce(or_, (manifest.traits for manifest in written), FileTraits())
+        shape = shape.with_files(traits, are_all=True)
         with tracing.step("translate"):
             dvs, completed = _write_deletions(transaction, state, shape, answers)
         delta = replace(

@@ -42,8 +42,9 @@ from daemon.sync.proof import Checksums
 from daemon.sync.rebuild import rebuild
 from daemon.sync.recovery import check_ours, check_owner, end_intents, load_shown, restore_metadata
 from daemon.sync.transaction import Transaction
-from daemon.translate.definition import shape_of
+from daemon.translate.definition import find_faults, shape_of
 from daemon.translate.existing_table import check_format_version, check_places, lacks_row_ids
+from daemon.translate.readers import misreaders
 from state import TableRecord
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -170,6 +171,10 @@ class Follower:
         outcome = SyncOutcome.REBUILT if rebuilt else SyncOutcome.UNCHANGED
         result = SyncResult(outcome, None, shown.record.synced_version)
         reason, self._compare_reason = self._compare_reason, None
+        readers = context.settings.readers
+        if returned := sorted(each for each in find_faults(shown.table) if misreaders(each, readers)):
+            # All files are checked again, or get mirrors.
+            reason = f"the table has other readers now, which would misread: {', '.join(returned)}"
         if shown.record.must_compare or reason:
             shown, step = self._compare(shown, reason or "the state store is in doubt")
         else:

@@ -36,6 +36,7 @@ from daemon.translate.delta_types import (
     unsupported_type,
 )
 from daemon.translate.name_mapping import HIDDEN_ID_START, Path, folded
+from daemon.translate.readers import Fault, Faults
 
 # With column mapping, Delta gives ids to elements, keys and values only for IcebergCompat. Others begin here, far above
 # any that Delta will give to a column.
@@ -71,16 +72,18 @@ class Translation:
         mapped: bool,
         used: set[int],
         hidden_ids: Iterable[tuple[int, Path]],
-        types: Mapping[str, PrimitiveType],
-        numbers_contents: bool = False,
+        format_version: int,
+        numbers_contents: bool,
+        faults: Faults,
     ) -> None:
         self.replaced: list[str] = []
         self.collated: set[int] = set()
         self._partition_columns = partition_columns
         self._mapped = mapped
-        self._types = types
+        self._format_version = format_version
         self._next_id = max(used, default=0) + 1
         self._numbers_contents = numbers_contents
+        self._faults = faults
         self._next_content_id = max(CONTENT_ID_START, self._next_id)
         # Files may differ in the id of a column, or in the column of an id. Then some are refused.
         self._in_files = {number: folded(path) for number, path in sorted(hidden_ids)}
@@ -159,12 +162,14 @@ class Translation:
         self, delta_type: Any, old: IcebergType | None, path: Path, ids: Mapping[str, int], place: str
     ) -> IcebergType:
         if isinstance(delta_type, str):
-            return primitive_type(delta_type, ".".join(path), self._types)
+            return primitive_type(delta_type, ".".join(path), self._format_version, self._faults)
         kind = delta_type["type"]
         if self._mapped and kind in ("array", "map") and hides_renamed(delta_type):
-            raise Unsupported(
+            self._faults.add(
+                Fault.RENAMED_CONTENTS,
+                ".".join(path),
                 f"column {'.'.join(path)} is a list or map with nested structs whose fields have other names in "
-                "the files (column mapping): PyIceberg shows them as null",
+                "the files (column mapping)",
                 hint="Drop the column. Tables without column mapping may have such columns.",
             )
         if kind == "struct":
@@ -195,16 +200,20 @@ class Translation:
             field_id = self._mapped_id(given)
         elif old is not None and old.field_id >= CONTENT_ID_START:
             field_id = old.field_id
-        elif self._numbers_contents:
+        else:
+            if not self._numbers_contents:
+                column = ".".join(path[:-1])
+                self._faults.add(
+                    Fault.ELEMENT_IDS if path[-1] == "element" else Fault.MAP_IDS,
+                    column,
+                    f"column {column} is an array or map, and column mapping gives no id to its contents",
+                    hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
+                    "(ICEBERG_COMPAT_VERSION = 2))), which turns the table's deletion vectors off and "
+                    "UniForm on. Tables without column mapping may have arrays and maps.",
+                    lifted_by="footer",
+                )
             self._next_content_id += 1
             field_id = self._next_content_id - 1
-        else:
-            raise Unsupported(
-                f"column {'.'.join(path[:-1])} is an array or map, and column mapping gives no id to its contents",
-                hint="Drop it, or rewrite the files with such ids (REORG TABLE … APPLY (UPGRADE UNIFORM "
-                "(ICEBERG_COMPAT_VERSION = 2))), which turns the table's deletion vectors off and "
-                "UniForm on. Tables without column mapping may have arrays and maps.",
-            ).lift_by("footer")
         field_type = self._type(delta_type, old.field_type if old else None, path, ids, place)
         if isinstance(field_type, UnknownType):
             # Delta refuses it there, and readers would have to know how many nulls there are.

@@ -21,7 +21,6 @@ from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS, own_tags
 from daemon.iceberg.schema_changes import Layout, describe_changes
 from daemon.iceberg.target import Definition, Misread
-from daemon.translate.delta_types import types_read_by
 from daemon.translate.existing_table import (
     DELTA_ROW_IDS,
     NAME_MAPPING,
@@ -38,6 +37,7 @@ from daemon.translate.file_schema import FileTraits
 from daemon.translate.metrics import metrics_properties
 from daemon.translate.name_mapping import find_lost, with_row_ids, with_unmapped
 from daemon.translate.planner import DeletionVectors, Planner, PositionDeletes
+from daemon.translate.readers import SCHEMA_FAULTS, Fault
 from daemon.translate.schema import TableSchema, translate_schema
 
 # A new table gets what all readers read. Somebody may set the property afterwards.
@@ -57,6 +57,8 @@ COLLATED_IDS = "dvsync.delta.collated-field-ids"
 NEEDS_IDS = "dvsync.delta.needs-field-ids"
 # Set once the table has, or has had, mirrors of Delta's files. Without it, nobody need ask which these are.
 HAS_MIRRORS = "dvsync.delta.has-mirrors"
+# What programs that are not among `readers` would misread, if there ever was such a thing: `Fault`s, joined by commas.
+DELTA_FAULTS = "dvsync.delta.faults"
 # Each version writes a metadata file. Without these properties, a million of them would pile up in a year.
 METADATA_PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
@@ -76,21 +78,38 @@ class Shape:
     definition: Definition
     deletes: Planner
 
-    def with_files(self, traits: FileTraits) -> Shape:
-        """Return the shape for files that also have these traits. Without any, it does not change."""
-        if traits == FileTraits():
+    def with_files(self, traits: FileTraits, *, are_all: bool = False) -> Shape:
+        """Return the shape for files that also have these traits. Without any, it does not change.
+
+        If they `are_all` files of the table, other faults of files are no more.
+        """
+        if traits == FileTraits() and not are_all:
             return self
         mapping = with_unmapped(self.table.name_mapping, traits.unmapped, self.table.schema.field_ids)
-        table = replace(self.table, name_mapping=mapping, hidden_ids=self.table.hidden_ids | traits.hidden_ids)
+        table = replace(
+            self.table,
+            name_mapping=mapping,
+            hidden_ids=self.table.hidden_ids | traits.hidden_ids,
+            faults=(self.table.faults & SCHEMA_FAULTS if are_all else self.table.faults) | traits.faults,
+        )
         properties = {**self.definition.properties, **shape_properties(table)}
         properties |= {VECTORIZED_READS: "false"} if traits.is_unvectorized else {}
         properties |= {HAS_MIRRORS: "true"} if traits.has_mirrors else {}
+        properties |= (
+            {DELTA_FAULTS: ",".join(sorted(table.faults))} if table.faults or DELTA_FAULTS in properties else {}
+        )
         return replace(self, table=table, definition=replace(self.definition, properties=properties))
 
 
 def has_mirrors(table: Table) -> bool:
     """Return whether some data files of the table are, or were, mirrors of Delta's."""
     return table.properties.get(HAS_MIRRORS) == "true"
+
+
+def find_faults(table: Table) -> frozenset[Fault]:
+    """Find what programs would misread in the table that were not among its readers when dvsync looked."""
+    named = table.properties.get(DELTA_FAULTS, "").split(",")
+    return frozenset(fault for fault in Fault if fault in named)
 
 
 def shape_of(table: Table, settings: TableSettings) -> Shape:
@@ -105,6 +124,7 @@ def shape_of(table: Table, settings: TableSettings) -> Shape:
         hidden_ids=hidden_ids(table),
         needs_ids=table.properties.get(NEEDS_IDS) == "true",
         collated=frozenset(msgspec.json.decode(table.properties.get(COLLATED_IDS, "[]"), type=list[int])),
+        faults=find_faults(table),
     )
     return _shape(schema, settings, table.properties, table.properties.get(RETENTION_MS), row_id_column_of(table))
 
@@ -119,9 +139,13 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))
     row_ids = row_id_column(metadata)
-    types = types_read_by(settings.readers, settings.format_version)
     if table is None:
-        schema = translate_schema(metadata, types=types, numbers_contents=settings.has_mirrors)
+        schema = translate_schema(
+            metadata,
+            numbers_contents=settings.has_mirrors,
+            readers=settings.readers,
+            format_version=settings.format_version,
+        )
         return _shape(schema, settings, {}, retention_ms, row_ids)
     mapping, marker = own_mapping(table), shown_by(table)
     # If the Delta table was recreated, its column ids began at 1 again, for other columns.
@@ -133,9 +157,11 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
         hidden_ids=hidden_ids(table),
-        types=types,
         numbers_contents=settings.has_mirrors,
+        readers=settings.readers,
+        format_version=settings.format_version,
     )
+    schema = replace(schema, faults=schema.faults | find_faults(table) - SCHEMA_FAULTS)
     shape = _shape(schema, settings, table.properties, retention_ms, row_ids)
     # If somebody else changed the mapping, the schemas of our snapshots show which name belonged to which id.
     ours = {snapshot.schema_id for snapshot in table.metadata.snapshots if find_marker(snapshot) is not None}
@@ -305,7 +331,7 @@ def _shape(
         schema,
         name_mapping=with_row_ids(schema.name_mapping, row_ids) if has_row_ids else schema.name_mapping,
         time_zone=settings.partition_time_zone,
-        may_overflow=settings.may_overflow,
+        readers=settings.readers,
         has_row_ids=has_row_ids,
     )
     granularity = properties.get(DELETE_GRANULARITY)
@@ -316,6 +342,7 @@ def _shape(
         DELTA_FILLED: (schema.filled, msgspec.json.encode(sorted(schema.filled)).decode()),
         COLLATED_IDS: (schema.collated, msgspec.json.encode(sorted(schema.collated)).decode()),
         NEEDS_IDS: (schema.needs_ids, str(schema.needs_ids).lower()),
+        DELTA_FAULTS: (schema.faults, ",".join(sorted(schema.faults))),
     }
     definition = Definition(
         schema=schema.schema,

@@ -27,6 +27,7 @@ from pyiceberg.types import (
 from daemon.errors import MirrorKind, Unsupported
 from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.translate.name_mapping import Path, column_finder, first_names, takes_name, with_unmapped
+from daemon.translate.readers import Fault, Faults, misreaders
 from daemon.translate.schema import TableSchema
 
 FIELD_ID = b"PARQUET:field_id"
@@ -69,7 +70,8 @@ class FileSchema:
     `int96` maps the field ids of timestamps stored as INT96 to their top-level columns in the file. `views` are the
     field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
     are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds. `has_inner_variants`: it has
-    variants inside of other types.
+    variants inside of other types. `faults` are what programs that are not among the table's readers would misread,
+    with the columns.
     """
 
     hidden: set[Path] = dataclasses.field(default_factory=set)
@@ -80,6 +82,7 @@ class FileSchema:
     days: set[int] = dataclasses.field(default_factory=set)
     millis: set[str] = dataclasses.field(default_factory=set)
     has_inner_variants: bool = False
+    faults: set[tuple[Fault, str]] = dataclasses.field(default_factory=set)
 
     @property
     def traits(self) -> FileTraits:
@@ -87,6 +90,7 @@ class FileSchema:
             frozenset(self.hidden | self.respelled),
             bool(self.millis) or self.has_inner_variants,
             frozenset(self.hidden_ids),
+            faults=frozenset(fault for fault, _ in self.faults),
         )
 
 
@@ -94,13 +98,15 @@ class FileSchema:
 class FileTraits:
     """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet.
 
-    `has_mirrors`: some of them are mirrors of Delta's. If they are `is_unvectorized`, Spark has to read row by row.
+    `has_mirrors`: some of them are mirrors of Delta's. `faults`: what programs that are not among the table's readers
+    would misread. If they are `is_unvectorized`, Spark has to read row by row.
     """
 
     unmapped: frozenset[Path] = frozenset()
     is_unvectorized: bool = False
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
     has_mirrors: bool = False
+    faults: frozenset[Fault] = frozenset()
 
     def __or__(self, other: FileTraits) -> FileTraits:
         return FileTraits(
@@ -108,6 +114,7 @@ class FileTraits:
             self.is_unvectorized or other.is_unvectorized,
             self.hidden_ids | other.hidden_ids,
             self.has_mirrors or other.has_mirrors,
+            self.faults | other.faults,
         )
 
 
@@ -115,7 +122,8 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
     """Return whether readers may find other columns by the schema `after` in files that were checked against `before`.
 
     Such files must be checked again. Example: a file has the columns a and b, the table only a. If the table gets a
-    column b or B, Delta shows the file's b in it. If a is spelled A from then on, Delta still finds it.
+    column b or B, Delta shows the file's b in it. If a is spelled A from then on, Delta still finds it. So they must be
+    if a reader came back that would misread them.
     """
     new_ids = after.schema.field_ids - before.schema.field_ids
     names = {number: name for number, name in first_names(before.name_mapping) if number in before.schema.field_ids}
@@ -125,6 +133,7 @@ def may_reach_files(before: TableSchema, after: TableSchema) -> bool:
         or any(names.get(field_id, name) != name for field_id, name in first_names(after.name_mapping))
         or after.filled - before.filled
         or after.needs_ids > before.needs_ids
+        or any(misreaders(fault, after.readers) for fault in before.faults)
         # A value such as 0.1 of a float partition is another one as a double.
         or any(
             field.source_id not in new_ids
@@ -142,7 +151,8 @@ def check_file_schema(
     `variants` are the paths of the groups that Parquet annotates as variants, with Iceberg's names of elements, keys
     and values; Arrow does not show that.
 
-    Raises `Unsupported` naming a column that some reader would not find, confuse with another, or read as another type.
+    Raises `Unsupported` naming a column that one of the table's readers would not find, confuse with another, or read
+    as another type.
     """
     has_ids = any(_id(field) is not None for column in schema for _, field in _paths(column, ()))
     if table.needs_ids and not has_ids:
@@ -150,9 +160,11 @@ def check_file_schema(
             "the file has no field ids, but the table's column mapping is by id: Delta on Spark does not read it",
             hint="Rewrite the file, with field ids, with the program that wrote it.",
         )
-    walk = _Walk(has_ids=has_ids, table=table, variants=variants)
+    faults = Faults(table.readers)
+    walk = _Walk(has_ids=has_ids, table=table, faults=faults, variants=variants)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     found = walk.seen
+    found.faults = faults.found
     found.has_inner_variants = any(len(path) > 1 for path in variants)
     found.hidden_ids -= table.hidden_ids
     # Hidden columns as well: a later version may name them.
@@ -166,16 +178,16 @@ def check_file_schema(
         if not table.has_variants:
             pyarrow_to_schema(schema, mapping, downcast_ns_timestamp_to_us=True)
     except (ValueError, TypeError, UnsupportedPyArrowTypeException) as error:
-        raise Unsupported(
-            f"PyIceberg and Polars cannot read the file: {error}", hint=REWRITE, lifted_by="footer"
-        ) from error
+        what = f"the file has an Arrow schema that Iceberg cannot have ({error})"
+        faults.add(Fault.ARROW_TYPE, "", what, hint=REWRITE, lifted_by="footer")
     # Parquet's LogicalTypes.md, "Nested Types": DuckDB reads older layouts of lists and maps as null.
     patterns = (pattern for field in schema for pattern in _leaf_patterns(field, re.escape(field.name)))
     for pattern, path in zip(patterns, leaf_paths, strict=True):
         if not re.fullmatch(pattern, path):
-            raise Unsupported(
-                f"column {path} of the file has the layout of lists or maps in older Parquet files: some readers "
-                "show nulls",
+            faults.add(
+                Fault.LAYOUT,
+                path,
+                f"column {path} of the file has the layout of lists or maps in older Parquet files",
                 hint="Rewrite the file with Spark, and set spark.sql.parquet.writeLegacyFormat=false. delta-rs writes "
                 "maps in the older layout, too.",
                 lifted_by="footer",
@@ -243,8 +255,9 @@ def _id(field: pa.Field) -> int | None:
 class _Walk:
     """Walks over a file's fields and the name mapping in parallel."""
 
-    def __init__(self, *, has_ids: bool, table: TableSchema, variants: Collection[Path]) -> None:
+    def __init__(self, *, has_ids: bool, table: TableSchema, faults: Faults, variants: Collection[Path]) -> None:
         self.seen = FileSchema()
+        self._faults = faults
         self._variants = variants
         self._spelled_otherwise: set[Path] = set()
         self._has_ids = has_ids
@@ -307,29 +320,50 @@ class _Walk:
             hint = REWRITE if len(path) == 1 else REWRITE_INNER
             # By id, Delta finds columns and the fields of structs, but not what lists and maps have inside.
             lifted_by: MirrorKind | None = None if self._table.needs_ids and not is_inside else "footer"
-            raise _unreadable(named, f"carries {carried}, but the column's is {column.field_id}", lifted_by, hint)
+            why = f"carries {carried}, but the column's is {column.field_id}"
+            if not is_inside or _id(field) is not None:
+                raise _unreadable(named, why, lifted_by, hint)
+            what = f"column {'.'.join(named)} of the file {why}"
+            fault = Fault.ELEMENT_IDS if named[-1] == "element" else Fault.MAP_IDS
+            self._faults.add(fault, ".".join(named), what, hint=hint, lifted_by=lifted_by)
         kind, wanted = _in_parquet(field.type), column.field_type
         inner = [each for each, _ in _inner(kind)]
         if isinstance(wanted, StructType) and pa.types.is_struct(kind):
             self.struct(inner, wanted, mapping, path, named)
-        elif isinstance(wanted, ListType) and (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+        elif isinstance(wanted, ListType) and any(is_list(kind) for is_list in LISTS):
+            if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+                self._other_type(kind, column, named, Fault.ARROW_TYPE, "footer")
             self._inside(inner, [wanted.element_field], mapping, path, named)
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
         elif isinstance(wanted, VariantType) and is_variant(kind):
-            if path not in self._variants:
-                raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
-        elif not is_stored_as(kind, wanted):
-            # Delta takes partition values from the log, whatever the file has.
-            is_partition = any(column.field_id == each.source_id for each in self._table.spec.fields)
-            lifted_by = "rewrite" if is_partition else lifts_type(field.type, wanted)
-            raise _unreadable(named, f"is stored as {kind}, but the column's type is {wanted}", lifted_by)
-        elif kind == INT96:
+            self._check_annotation(path, named)
+        elif kind == INT96 and is_stored_as(kind, wanted):
             self.seen.int96[column.field_id] = path[0]
-        elif pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
-            self.seen.views.add(column.field_id)
-        elif isinstance(wanted, DateType | TimestamptzType):
-            self.seen.days.add(column.field_id)
+        else:
+            if pa.types.is_string_view(field.type) or pa.types.is_binary_view(field.type):
+                self.seen.views.add(column.field_id)
+            if not is_stored_as(kind, wanted):
+                # Delta takes partition values from the log, whatever the file has.
+                is_partition = any(column.field_id == each.source_id for each in self._table.spec.fields)
+                fault = Fault.PARTITION_VALUE if is_partition else find_type_fault(field.type, wanted)
+                lifted_by = "rewrite" if is_partition else lifts_type(field.type, wanted)
+                self._other_type(kind, column, named, fault, lifted_by)
+            if isinstance(wanted, DateType | TimestamptzType):
+                self.seen.days.add(column.field_id)
+
+    def _check_annotation(self, path: Path, named: Path) -> None:
+        if path not in self._variants:
+            raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
+
+    def _other_type(
+        self, kind: pa.DataType, column: NestedField, named: Path, fault: Fault | None, lifted_by: MirrorKind | None
+    ) -> None:
+        why = f"is stored as {kind}, but the column's type is {column.field_type}"
+        if fault is None:
+            raise _unreadable(named, why, lifted_by)
+        name = ".".join(named)
+        self._faults.add(fault, name, f"column {name} of the file {why}", hint=REWRITE, lifted_by=lifted_by)
 
     def _inside(
         self,
@@ -346,8 +380,13 @@ class _Walk:
         # Where PyIceberg finds fields by the table's names, there may be no others: see `hides_renamed`.
         spelled = sorted(each for each in self._spelled_otherwise if each[: len(path)] == path != each)
         if spelled and not isinstance(parts[-1].field_type, StructType):
-            raise _unreadable(
-                named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise", "footer"
+            self._faults.add(
+                Fault.SPELLED_CONTENTS,
+                ".".join(named),
+                f"column {'.'.join(named)} of the file has the field {'.'.join(spelled[0])}, which the table spells "
+                "otherwise",
+                hint=REWRITE,
+                lifted_by="footer",
             )
 
 
@@ -412,6 +451,20 @@ def lifts_type(stored: pa.DataType, wanted: IcebergType) -> MirrorKind | None:
     }
     is_widened = isinstance(wanted, DecimalType) and _widens(kind, wanted)
     return "rewrite" if is_widened or by_rewrite.get(name, False) else None
+
+
+def find_type_fault(stored: pa.DataType, wanted: IcebergType) -> Fault | None:
+    """Return the fault of a value of another Parquet type that Delta on Spark reads; None if all readers misread it."""
+    kind, name = _in_parquet(_stored(stored)), str(wanted)
+    if name in ("timestamp", "timestamptz") and pa.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
+        # What Parquet has is the flag of UTC. Only Arrow knows names of zones.
+        return Fault.ARROW_TYPE if kind.tz and name == "timestamptz" else Fault.ZONE_FLAG
+    faults = {
+        Fault.BARE_DAYS: name == "date" and kind == pa.int32(),
+        Fault.BYTES: {name, str(kind)} == {"string", "binary"},
+        Fault.UNSIGNED: name in ("int", "long") and kind in (pa.uint8(), pa.uint16()),
+    }
+    return next((fault for fault, has_it in faults.items() if has_it), None)
 
 
 def _widens(kind: pa.DataType, wanted: DecimalType) -> bool:

@@ -7,7 +7,7 @@ spec, "Column Projection"). The mapping has physical names, because these are th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
@@ -17,8 +17,9 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, Par
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BinaryType, ListType, MapType, NestedField, PrimitiveType, StructType, UnknownType
+from pyiceberg.types import BinaryType, ListType, MapType, NestedField, StructType, UnknownType
 
+from daemon.config.settings import TESTED_READERS, Reader
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
 from daemon.iceberg.pyiceberg_ext.variant import VariantType
@@ -26,13 +27,13 @@ from daemon.translate.columns import Translation, column_id, mapped_inside
 from daemon.translate.delta_types import (
     EXISTS_DEFAULT,
     HINT_METADATA,
-    PRIMITIVES,
     check_names,
     metadata_of,
     parse_struct,
     physical_name,
 )
 from daemon.translate.name_mapping import HIDDEN_ID_START, Path, find_renumbered, mapped_ids, with_former
+from daemon.translate.readers import Fault, Faults
 
 # What a schema raises that is not one of Delta's.
 FAULTS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError, ValidationError)
@@ -43,11 +44,11 @@ class TableSchema:
     """The Iceberg side of one Delta metadata.
 
     `replaced` columns have another type or id, and are new ones in Iceberg: no older file may stay live. `time_zone`
-    applies to timestamp partition values without one. If `may_overflow`, INT96 timestamps are accepted that some
-    readers cannot show. If `has_row_ids`, the rows' ids are those of Delta's row tracking. `filled` are the physical
-    names of columns that Delta on Spark fills with a default in files without them. `hidden_ids` has the columns that
-    only files have, with the ids there. If `needs_ids`, Delta finds columns by the ids in the files. `collated` columns
-    get no metrics: Delta's statistics may have another order than Iceberg's.
+    applies to timestamp partition values without one. `readers` are the programs that read the table; `faults` are what
+    others would misread in it. If `has_row_ids`, the rows' ids are those of Delta's row tracking. `filled` are the
+    physical names of columns that Delta on Spark fills with a default in files without them. `hidden_ids` has the
+    columns that only files have, with the ids there. If `needs_ids`, Delta finds columns by the ids in the files.
+    `collated` columns get no metrics: Delta's statistics may have another order than Iceberg's.
     """
 
     schema: Schema
@@ -56,7 +57,8 @@ class TableSchema:
     name_mapping: NameMapping
     replaced: tuple[str, ...] = ()
     time_zone: str = "UTC"
-    may_overflow: bool = False
+    readers: Collection[Reader] = TESTED_READERS
+    faults: frozenset[Fault] = frozenset()
     has_row_ids: bool = False
     filled: frozenset[str] = frozenset()
     hidden_ids: frozenset[tuple[int, Path]] = frozenset()
@@ -97,23 +99,25 @@ def translate_schema(
     schemas: Mapping[int, Schema] = MappingProxyType({}),
     specs: Mapping[int, PartitionSpec] = MappingProxyType({}),
     hidden_ids: frozenset[tuple[int, Path]] = frozenset(),
-    types: Mapping[str, PrimitiveType] = PRIMITIVES,
     numbers_contents: bool = False,
+    readers: Collection[Reader] = TESTED_READERS,
+    format_version: int = 2,
 ) -> TableSchema:
     """Translate the schema of a Delta `metadata`.
 
     `previous` and `mapping` are the Iceberg table's current schema and name mapping; `schemas` and `specs` are all that
     it has of former times. Existing columns keep their ids. A new column gets the id that files give to it already, or
-    one that no file gives to another column. `types` are what `types_read_by` returns. With `numbers_contents`,
-    elements, keys and values to which column mapping gives none get ids, which no file has. Raises `Unsupported` naming
-    the column and its type, or `CorruptInput` when this is not a Delta schema.
+    one that no file gives to another column. With `numbers_contents`, elements, keys and values to which column mapping
+    gives none get ids, which no file has; so they do if all `readers` find them. Raises `Unsupported` naming the column
+    and its type, or `CorruptInput` when this is not a Delta schema.
     """
     struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
     used = {field_id for field_id in mapped_ids(mapping or ()) if field_id < HIDDEN_ID_START}
     used = used.union(previous.field_ids if previous else (), *(schema.field_ids for schema in schemas.values()))
+    faults = Faults(readers)
     try:
-        check_names(struct)
+        check_names(struct, faults)
         if mapped:
             used.add(column_id(metadata.configuration.get("delta.columnMapping.maxColumnId", "0")))
         translation = Translation(
@@ -121,8 +125,9 @@ def translate_schema(
             mapped=mapped,
             used=used,
             hidden_ids=hidden_ids,
-            types=types,
+            format_version=format_version,
             numbers_contents=numbers_contents,
+            faults=faults,
         )
         fields = translation.struct_fields(struct, previous.as_struct() if previous else None, ())
         new_mapping = mapped_inside(struct | {"type": "struct"}, StructType(*fields))
@@ -155,6 +160,8 @@ def translate_schema(
         hidden_ids=hidden_ids,
         needs_ids=metadata.column_mapping_mode == "id",
         collated=frozenset(translation.collated),
+        readers=readers,
+        faults=frozenset(fault for fault, _ in faults.found),
     )
 
 

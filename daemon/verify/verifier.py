@@ -10,6 +10,7 @@ import pyarrow as pa
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from daemon.config.settings import Reader
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, FileLiveTwice, ObjectMissing, TargetChanged, Unsupported
@@ -23,8 +24,9 @@ from daemon.spark.row_hashes import FILE, POSITION, read_delta, read_iceberg
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
 from daemon.sync.mirrors import find_mirrors_in
-from daemon.translate.definition import shape_for
+from daemon.translate.definition import find_faults, shape_for
 from daemon.translate.existing_table import NAME_MAPPING, own_mapping
+from daemon.translate.readers import misreaders, others_misread
 from daemon.verify.findings import FILES_AT_ONCE, Fault, Findings, Level, Proof, Sample, Scope
 from daemon.verify.metadata import MetadataCheck
 from daemon.verify.rows import compare_positions, compare_rows
@@ -47,8 +49,8 @@ class Verifier:
         """Compare a snapshot with the Delta version that it shows. Returns None if `stop` was set before the end.
 
         Raises ObjectMissing if there is no Iceberg table or Delta has removed the version, TargetChanged if somebody
-        else made the current snapshot, Unsupported if no snapshot shows the version that `scope` names, and the errors
-        of both stores and of Spark.
+        else made the current snapshot, Unsupported if no snapshot shows the version that `scope` names or Spark would
+        misread the table, and the errors of both stores and of Spark.
         """
         context = self.context
         forget_metadata()
@@ -56,6 +58,13 @@ class Verifier:
         snapshot, marker = _find_shown(table, scope.at)
         runner = context.runner
         if scope.level is not Level.METADATA:
+            misread = [fault for fault in sorted(find_faults(table)) if misreaders(fault, [Reader.SPARK])]
+            if misread:
+                raise Unsupported(
+                    f"Spark cannot verify positions and rows: `readers` leaves out {others_misread(misread[0])}",
+                    path=table.metadata_location,
+                    hint="Verify the table's metadata only: `dvsync verify --metadata`, or verify: {level: metadata}.",
+                )
             # Deeper levels need Spark anyway, and Delta's own reading of its log does not share a fault of ours.
             runner = replace(runner, engine="spark")
         try:

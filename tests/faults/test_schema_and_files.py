@@ -181,8 +181,7 @@ CASES = {
     "int96": Case(
         {"X": FAR},
         [column("x", "timestamp")],
-        "column x of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars would "
-        "show as other times, without an error",
+        "column x of the file has INT96 timestamps before 1677 or after 2262, which PyIceberg and Polars would misread",
         writer={"use_deprecated_int96_timestamps": True},
     ),
     "julian days": Case(
@@ -195,25 +194,27 @@ CASES = {
     "older lists": Case(
         {"x": IN_LISTS},
         [column("x", {"type": "array", "elementType": "long", "containsNull": True})],
-        "column x.bags.element of the file has the layout of lists or maps in older Parquet files: some readers "
-        "show nulls",
+        "column x.bags.element of the file has the layout of lists or maps in older Parquet files, which DuckDB "
+        "would misread",
         patch=lambda data: data.replace(b"\x04list", b"\x04bags"),
     ),
     "durations": Case(
-        {"x": NUMBERS.cast(pa.duration("us"))}, [column("y", "long")], "PyIceberg and Polars cannot read the file: "
+        {"x": NUMBERS.cast(pa.duration("us"))},
+        [column("y", "long")],
+        "the file has an Arrow schema that Iceberg cannot have (",
     ),
     "widened partition": Case(
         {},
         [],
-        "partition column p has the value 0.1, which PyIceberg 0.12 and Polars would read as a float, because "
-        "the file does not contain the column",
+        "partition column p, which the file lacks, is 0.1 and no float, which PyIceberg and Polars would misread",
         partition=("float", "double", "0.1"),
     ),
     "widened partition that is exact": Case({}, [], rows=[(0.5,), (0.5,)], partition=("float", "double", "0.5")),
     "partition in the file": Case(
         {"P": pa.array([5, 6], pa.int32())},
         [],
-        "partition column p is '5' in the Delta log and something else in the file, from which some readers take it",
+        "partition column p is '5' in the Delta log and something else in the file, which PyIceberg, "
+        "Polars and DuckDB would misread",
         partition=("integer", "long", "5"),
     ),
 }

@@ -113,7 +113,7 @@ def test_reserved_names_are_renamed_in_delta(service: Service, tmp_path: Path) -
     table.step(f"CREATE TABLE {{t}} (id BIGINT) USING delta {DELETES}")
     table.step("INSERT INTO {t} SELECT id FROM range(0, 6, 1, 1)")
     table.sql(f"ALTER TABLE {{t}} ADD COLUMNS ({columns(names)})")
-    words = f"Iceberg reserves the name of column {', '.join(names)}: Spark cannot read"
+    words = f"Iceberg reserves the name of column {', '.join(names)}, which Spark would misread"
     assert_refused(table, words)
     table.sql(f"INSERT INTO {{t}} SELECT id, {values(names)} FROM range(6, 12, 1, 1)")
     table.sql("DELETE FROM {t} WHERE id IN (1, 7)")

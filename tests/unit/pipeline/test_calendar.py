@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from daemon.config.settings import TESTED_READERS
 from daemon.delta.actions import Metadata
 from daemon.errors import Unsupported
 from daemon.pipeline.inspection import FIRST_DAY, FIRST_MICROS, check_calendar, check_int96
 from daemon.translate.file_schema import FileSchema
 from daemon.translate.metrics import Metrics, parse_stats
+from daemon.translate.readers import Faults
 from daemon.translate.schema import TableSchema, translate_schema
 
 LEGACY = {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyDateTime": b""}
@@ -92,15 +94,15 @@ def test_int96_beyond_nanoseconds_is_refused(year: str) -> None:
     """64-bit nanoseconds end in 1677 and 2262; the same timestamps in another encoding pass."""
     found = metrics(time=f"{year}-01-01T00:00:00.000Z")
     with pytest.raises(Unsupported, match=r"^column t of the file has INT96 timestamps before 1677 or after 2262"):
-        check_int96(ALL_INT96, found, TABLE)
-    check_int96(PLAIN, found, TABLE)
+        check_int96(ALL_INT96, found, TABLE, Faults(TESTED_READERS))
+    check_int96(PLAIN, found, TABLE, Faults(TESTED_READERS))
 
 
 @pytest.mark.parametrize("time", ["1677-09-22T00:00:00.000Z", "2262-04-11T00:00:00.000Z", None])
 def test_int96_within_nanoseconds_passes(time: str | None) -> None:
     """Where the statistics do not tell, the column is left to be read."""
-    assert check_int96(ALL_INT96, metrics(time=time), TABLE) == (set() if time else {"t"})
-    assert check_int96(ALL_INT96, metrics(time=None, t=3), TABLE) == set()
+    assert check_int96(ALL_INT96, metrics(time=time), TABLE, Faults(TESTED_READERS)) == (set() if time else {"t"})
+    assert check_int96(ALL_INT96, metrics(time=None, t=3), TABLE, Faults(TESTED_READERS)) == set()
 
 
 def test_the_limits_are_the_calendars() -> None:

@@ -128,7 +128,7 @@ def test_int96_is_told() -> None:
 def test_types_that_no_promotion_reaches_are_refused(delta: Any, stored: pa.DataType, place: str) -> None:
     """The refusal names the column and both types."""
     with pytest.raises(
-        Unsupported, match=rf"^column {place} of the file is stored as .+, but the column's type is .+:"
+        Unsupported, match=rf"^column {place} of the file is stored as .+, but the column's type is .+[:,] "
     ):
         check_file_schema(pa.schema([field("c", stored)]), table_of(("c", delta)))
 
@@ -235,7 +235,9 @@ def test_hidden_columns_may_grow() -> None:
 @pytest.mark.parametrize("kind", [pa.null(), pa.duration("us"), pa.time64("ns"), pa.timestamp("us", "Europe/Paris")])
 def test_what_pyiceberg_cannot_take_is_refused(kind: pa.DataType) -> None:
     """It refuses a file for the Arrow type of any column, one that nobody asks for as well."""
-    with pytest.raises(Unsupported, match="PyIceberg and Polars cannot read the file"):
+    with pytest.raises(
+        Unsupported, match=r"an Arrow schema that Iceberg cannot have .* which PyIceberg and Polars would misread"
+    ):
         check_file_schema(pa.schema([field("a", pa.int64()), field("h", kind)]), table_of(("a", "long")))
 
 
@@ -243,7 +245,9 @@ def test_what_pyiceberg_cannot_take_is_refused(kind: pa.DataType) -> None:
 def test_ids_that_are_no_numbers_are_refused(number: str) -> None:
     """What a writer put into the Arrow schema of a file is not trusted to be a number."""
     stored = pa.schema([pa.field("id", pa.int64(), metadata={"PARQUET:field_id": number})])
-    with pytest.raises(Unsupported, match="PyIceberg and Polars cannot read the file"):
+    with pytest.raises(
+        Unsupported, match=r"an Arrow schema that Iceberg cannot have .* which PyIceberg and Polars would misread"
+    ):
         check_file_schema(stored, table_of(("id", "long")))
 
 

@@ -1,0 +1,76 @@
+"""What only some readers misread: refused for them by name, and followed where `readers` leaves them out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from daemon.config.settings import TESTED_READERS, Reader
+from daemon.doctor.diagnosis import diagnose
+from daemon.errors import Unsupported
+from daemon.status.snapshots import show_table
+from daemon.translate.readers import KNOWN, Fault, others_misread
+from tests.kit.handmade import Bench
+from tests.kit.misread import CASES
+from tests.kit.readers import READERS, assert_same_rows, duckdb_connection, read_delta
+
+NAMES = {
+    Reader.SPARK: ("Spark",),
+    Reader.PYICEBERG: ("PyIceberg",),
+    Reader.POLARS: ("Polars native", "Polars pyiceberg"),
+    Reader.DUCKDB: ("DuckDB",),
+}
+
+
+@contextmanager
+def elsewhere(spark: SparkSession) -> Iterator[None]:
+    """Sessions in another time zone than UTC, as people have them."""
+    duckdb_connection().execute("SET TimeZone = 'America/New_York'")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    try:
+        yield
+    finally:
+        duckdb_connection().execute("SET TimeZone = 'UTC'")
+        spark.conf.unset("spark.sql.session.timeZone")
+
+
+@pytest.mark.parametrize("fault", Fault)
+def test_a_fault_is_followed_for_those_who_read_it(spark: SparkSession, tmp_path: Path, fault: Fault) -> None:
+    """In the format versions that have it, the listed readers show Delta's rows, and each of the others fails to.
+
+    The day this fails, a refusal has had its time.
+    """
+    case = CASES[fault]
+    table = case.make(tmp_path / "delta")
+    read_by = [reader for reader in Reader if reader in KNOWN[fault].read_by]
+    for_all = {"format_version": case.versions[0]}
+    with closing(Bench(tmp_path / "all", table.location, table_options=for_all)) as bench:
+        with pytest.raises(Unsupported, match=r"which .* would misread") as refused:
+            bench.sync()
+        assert f"readers: [{', '.join(read_by)}]" in refused.value.hint
+        assert not diagnose(bench.settings, bench.context.log, bench.spark).is_followed
+    for version in case.versions:
+        options = {"readers": read_by, "format_version": version}
+        with closing(Bench(tmp_path / f"v{version}", table.location, table_options=options)) as bench:
+            bench.sync()
+            iceberg = bench.iceberg()
+            assert show_table(bench.settings, iceberg).notes == (f"`readers` leaves out {others_misread(fault)}",)
+            found = diagnose(bench.settings, bench.context.log, bench.spark)
+            assert found.is_followed
+            assert any(finding.text.endswith(others_misread(fault)) for finding in found.findings)
+            assert sorted(read_delta(spark, table.location, iceberg)) == case.rows
+            with elsewhere(spark):
+                for reader in TESTED_READERS:
+                    wrong = []
+                    for name in NAMES[reader]:
+                        try:
+                            assert_same_rows(READERS[name](iceberg, spark), case.rows, name)
+                        except Exception as error:
+                            wrong.append(f"{name}: {error}")
+                        except AssertionError as error:
+                            wrong.append(str(error))
+                    assert bool(wrong) == (reader not in read_by), wrong
