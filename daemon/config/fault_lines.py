@@ -57,6 +57,7 @@ WHOLE_WORDS = {
     "missing": "is missing",
     "invalid_key": "has a key that is not a text. YAML reads on, off, yes and no as true and false: write it in quotes",
     "byte_size": "is not a size: write a number and its unit, such as 64MiB",
+    "too_short": "is an empty list: leave the key out, or write something into it",
 }
 
 

@@ -162,8 +162,8 @@ class DefaultsSettings(_Frozen):
     """[Iceberg's format version](formats.md#format-version-2-or-3). A table is upgraded in place, and cannot
     go back."""
     readers: tuple[Reader, ...] = Field(TESTED_READERS, min_length=1)
-    """The programs that read the Iceberg table. What only others [would misread](compatibility.md#readers) is
-    followed."""
+    """The programs that read the Iceberg table. What only others [would misread](compatibility.md#readers) is followed.
+    `polars` stands for both its readers."""
     partition_time_zone: Annotated[str, AfterValidator(time_zone_name)] = "UTC"
     """Time zone of timestamp partition values without a zone: the session time zone of the Spark that wrote them. A
     change needs `dvsync resync` of such tables."""

@@ -346,9 +346,9 @@ class _Walk:
             if not is_stored_as(kind, wanted):
                 # Delta takes partition values from the log, whatever the file has.
                 is_partition = any(column.field_id == each.source_id for each in self._table.spec.fields)
-                fault = Fault.PARTITION_VALUE if is_partition else find_type_fault(field.type, wanted)
+                of_type = Fault.PARTITION_VALUE if is_partition else find_type_fault(field.type, wanted)
                 lifted_by = "rewrite" if is_partition else lifts_type(field.type, wanted)
-                self._other_type(kind, column, named, fault, lifted_by)
+                self._other_type(kind, column, named, of_type, lifted_by)
             if isinstance(wanted, DateType | TimestamptzType):
                 self.seen.days.add(column.field_id)
 

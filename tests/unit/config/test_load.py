@@ -162,6 +162,19 @@ tables:
     ]
 
 
+def test_readers_are_programs_that_are_known(load):
+    """By default those that are tested; a table may have others than the defaults."""
+    text = (
+        ONE_CATALOG
+        + "defaults: {readers: %s}\ntables: [{source: x, target: a.b, readers: %s}, {source: y, target: a.c}]"
+    )
+    first, second = load(text % ("[spark, trino]", "[duckdb]")).tables
+    assert (first.readers, second.readers) == (("duckdb",), ("spark", "trino"))
+    unknown, empty = faults_of(load, text % ("[spark, sparkk]", "[]"))
+    assert unknown.startswith("defaults.readers[1]: input should be 'spark', 'pyiceberg', 'polars', 'duckdb', ")
+    assert empty == "tables[0].readers: is an empty list: leave the key out, or write something into it"
+
+
 def test_a_faulty_key_hides_no_other_fault_of_its_section(load):
     """Only the key itself is left out; what depends on it is not checked."""
     text = """
