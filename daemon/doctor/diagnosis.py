@@ -27,7 +27,7 @@ from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
-from daemon.translate.delta_types import parse_struct, physical_name, types_read_by
+from daemon.translate.delta_types import parse_struct, physical_name
 from daemon.translate.existing_table import check_places
 from daemon.translate.readers import Fault, misreaders, others_misread
 from daemon.translate.schema import TableSchema, translate_schema
@@ -173,9 +173,9 @@ def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchem
         try:
             found = translate_schema(
                 _with_fields(metadata, [field]),
-                types=types_read_by(settings.readers, settings.format_version),
                 numbers_contents=settings.has_mirrors,
                 readers=settings.readers,
+                format_version=settings.format_version,
             )
             shown.append(field)
             findings += [_noted(fault, field["name"]) for fault in sorted(found.faults)]

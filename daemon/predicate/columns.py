@@ -31,7 +31,6 @@ from daemon.predicate.tree import Field, Value
 from daemon.translate.delta_types import (
     EXISTS_DEFAULT,
     MAPPING_ID,
-    PRIMITIVES,
     is_collated,
     metadata_of,
     parse_struct,
@@ -40,6 +39,7 @@ from daemon.translate.delta_types import (
 )
 from daemon.translate.metrics import as_float32
 from daemon.translate.partition_values import exact_decimal, in_range, parse_days, timestamp_micros, zone_of
+from daemon.translate.readers import Faults
 
 LiteralKind = Literal["number", "string", "boolean", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ"]
 # Spark's name of the length of a CHAR column, whose values it pads with blanks before it compares them.
@@ -106,7 +106,7 @@ def _comparable(field: dict[str, Any], name: str) -> Any:
     if not isinstance(field["type"], str) or is_collated(field) or is_padded:
         return None
     try:
-        kind = primitive_type(field["type"], name, PRIMITIVES)
+        kind = primitive_type(field["type"], name, 2, Faults(()))
     except (SyncError, ValueError):
         return None
     return kind if isinstance(kind, COMPARED) else None

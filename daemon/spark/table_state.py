@@ -30,7 +30,7 @@ from daemon.errors import CommitIncomplete, CorruptInput, SyncError, Unsupported
 from daemon.spark.answers import collect, run_on_spark
 from daemon.spark.failures import as_known_error
 from daemon.spark.snapshot import open_snapshot
-from daemon.translate.delta_types import HINT_METADATA, types_read_by
+from daemon.translate.delta_types import HINT_METADATA
 from daemon.translate.schema import translate_schema
 
 if TYPE_CHECKING:
@@ -257,7 +257,7 @@ def _check_newest(log: DeltaLog, commits: Collection[int]) -> None:
             if metadata is None and commit.metadata:
                 metadata = commit.metadata
                 check_metadata(metadata)
-                translate_schema(metadata, types=types_read_by((), 3))  # which readers there are is not asked here
+                translate_schema(metadata, readers=(), format_version=3)  # who reads the table is not asked here
             if protocol and metadata:
                 place = changed or version
                 return check_features(protocol, used_features(metadata))

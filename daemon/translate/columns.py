@@ -72,7 +72,7 @@ class Translation:
         mapped: bool,
         used: set[int],
         hidden_ids: Iterable[tuple[int, Path]],
-        types: Mapping[str, PrimitiveType],
+        format_version: int,
         numbers_contents: bool,
         faults: Faults,
     ) -> None:
@@ -80,7 +80,7 @@ class Translation:
         self.collated: set[int] = set()
         self._partition_columns = partition_columns
         self._mapped = mapped
-        self._types = types
+        self._format_version = format_version
         self._next_id = max(used, default=0) + 1
         self._numbers_contents = numbers_contents
         self._faults = faults
@@ -162,7 +162,7 @@ class Translation:
         self, delta_type: Any, old: IcebergType | None, path: Path, ids: Mapping[str, int], place: str
     ) -> IcebergType:
         if isinstance(delta_type, str):
-            return primitive_type(delta_type, ".".join(path), self._types)
+            return primitive_type(delta_type, ".".join(path), self._format_version, self._faults)
         kind = delta_type["type"]
         if self._mapped and kind in ("array", "map") and hides_renamed(delta_type):
             self._faults.add(

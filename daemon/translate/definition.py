@@ -21,7 +21,6 @@ from daemon.iceberg.marker import find_marker, shown_by
 from daemon.iceberg.retention import RETENTION_MS, own_tags
 from daemon.iceberg.schema_changes import Layout, describe_changes
 from daemon.iceberg.target import Definition, Misread
-from daemon.translate.delta_types import types_read_by
 from daemon.translate.existing_table import (
     DELTA_ROW_IDS,
     NAME_MAPPING,
@@ -140,10 +139,12 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
     check_metadata(metadata)
     retention_ms = str(round(retention_s(metadata) * 1000))
     row_ids = row_id_column(metadata)
-    types = types_read_by(settings.readers, settings.format_version)
     if table is None:
         schema = translate_schema(
-            metadata, types=types, numbers_contents=settings.has_mirrors, readers=settings.readers
+            metadata,
+            numbers_contents=settings.has_mirrors,
+            readers=settings.readers,
+            format_version=settings.format_version,
         )
         return _shape(schema, settings, {}, retention_ms, row_ids)
     mapping, marker = own_mapping(table), shown_by(table)
@@ -156,9 +157,9 @@ def shape_for(metadata: Metadata, table: Table | None, settings: TableSettings) 
         schemas=table.schemas(),
         specs=table.specs(),
         hidden_ids=hidden_ids(table),
-        types=types,
         numbers_contents=settings.has_mirrors,
         readers=settings.readers,
+        format_version=settings.format_version,
     )
     schema = replace(schema, faults=schema.faults | find_faults(table) - SCHEMA_FAULTS)
     shape = _shape(schema, settings, table.properties, retention_ms, row_ids)

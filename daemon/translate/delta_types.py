@@ -6,8 +6,7 @@ Delta PROTOCOL.md, "Schema Serialization Format".
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -27,11 +26,10 @@ from pyiceberg.types import (
     UnknownType,
 )
 
-from daemon.config.settings import Reader
 from daemon.delta.features import fields_of, inner_types
 from daemon.errors import CorruptInput, Unsupported
 from daemon.iceberg.pyiceberg_ext.variant import VariantType
-from daemon.translate.readers import Fault, Faults
+from daemon.translate.readers import Fault, Faults, readers_of
 
 # As Spark's DataType.fromJson reads them.
 PRIMITIVES: Mapping[str, PrimitiveType] = {
@@ -52,18 +50,10 @@ PRIMITIVES: Mapping[str, PrimitiveType] = {
 }
 
 
-@dataclass(frozen=True)
-class NewType:
-    """A type of Iceberg's format version 3, and the tested readers that read it."""
-
-    iceberg: PrimitiveType
-    readers: tuple[Reader, ...]
-
-
-# A test says when other readers read them.
-NEW_TYPES: Mapping[str, NewType] = {
-    "variant": NewType(VariantType(), (Reader.SPARK, Reader.DUCKDB)),
-    "void": NewType(UnknownType(), (Reader.SPARK, Reader.PYICEBERG, Reader.POLARS)),
+# Those of Iceberg's format version 3.
+NEW_TYPES: Mapping[str, tuple[PrimitiveType, Fault]] = {
+    "variant": (VariantType(), Fault.VARIANT),
+    "void": (UnknownType(), Fault.VOID),
 }
 
 # As Spark's DataType.fromJson reads them.
@@ -173,30 +163,31 @@ def _has_renamed(kind: Any) -> bool:
     return is_renamed or any(map(_has_renamed, inner_types(kind)))
 
 
-def types_read_by(readers: Collection[Reader], format_version: int) -> Mapping[str, PrimitiveType]:
-    """Return the Iceberg types of Delta's simple types that all these readers read in a table of this version."""
-    new = {} if format_version == 2 else NEW_TYPES
-    return {**PRIMITIVES, **{name: each.iceberg for name, each in new.items() if set(readers) <= set(each.readers)}}
-
-
-def primitive_type(delta_type: str, column: str, types: Mapping[str, PrimitiveType]) -> PrimitiveType:
+def primitive_type(delta_type: str, column: str, format_version: int, faults: Faults) -> PrimitiveType:
     if match := DECIMAL.fullmatch(delta_type):
         precision, scale = int(match[1]), int(match[2])
         if scale not in range(precision + 1):
             raise ValueError(f"column {column} has the type {delta_type}, whose scale exceeds its precision")
         return DecimalType(precision, scale)
-    kind = StringType() if STRING.fullmatch(delta_type) else types.get(delta_type)
+    kind = StringType() if STRING.fullmatch(delta_type) else PRIMITIVES.get(delta_type)
+    if kind is None and format_version > 2 and delta_type in NEW_TYPES:
+        kind, fault = NEW_TYPES[delta_type]
+        faults.add(fault, column, f"column {column} has the type {delta_type}", hint=_hint_to_drop(delta_type))
     if kind is None:
         raise unsupported_type(delta_type, column)
     return kind
 
 
 def unsupported_type(delta_type: str, column: str) -> Unsupported:
+    what, hint = f"column {column} has the type {delta_type}", _hint_to_drop(delta_type)
+    if delta_type not in NEW_TYPES:
+        return Unsupported(f"{what}, which Iceberg does not have", hint=hint)
+    readers = ", ".join(readers_of(NEW_TYPES[delta_type][1]))
+    hint += f" Or set format_version: 3, which has no way back, and readers: [{readers}] if no other program reads it."
+    return Unsupported(f"{what}, which Iceberg has in format version 3 only", hint=hint)
+
+
+def _hint_to_drop(delta_type: str) -> str:
     hint = "Drop the column in the Delta table (Delta needs column mapping for that), or store it as another type."
-    if delta_type == "variant":
-        hint += " Then REORG TABLE … APPLY (PURGE): Polars cannot read files that still have the column."
-    why = "which Iceberg does not have"
-    if new := NEW_TYPES.get(delta_type):
-        why = f"which needs format_version: 3 and readers: [{', '.join(new.readers)}]"
-        hint += " Or set both for the table, which has no way back to format version 2, if no other program reads it."
-    return Unsupported(f"column {column} has the type {delta_type}, {why}", hint=hint)
+    purge = " Then REORG TABLE … APPLY (PURGE): Polars cannot read files that still have the column."
+    return hint + purge * (delta_type == "variant")

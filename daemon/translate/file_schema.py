@@ -69,9 +69,9 @@ class FileSchema:
     those to which the file gives field ids. `respelled` are the paths of columns that the table spells otherwise.
     `int96` maps the field ids of timestamps stored as INT96 to their top-level columns in the file. `views` are the
     field ids of texts and bytes that Arrow reads as views, `days` those of dates, and of timestamps with a zone that
-    are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds. `faults` are what programs
-    that are not among the table's readers would misread, with the columns. `has_inner_variants`: it has variants inside
-    of other types.
+    are not INT96. `millis` are the file's top-level columns of timestamps in milliseconds. `has_inner_variants`: it has
+    variants inside of other types. `faults` are what programs that are not among the table's readers would misread,
+    with the columns.
     """
 
     hidden: set[Path] = dataclasses.field(default_factory=set)
@@ -81,8 +81,8 @@ class FileSchema:
     views: set[int] = dataclasses.field(default_factory=set)
     days: set[int] = dataclasses.field(default_factory=set)
     millis: set[str] = dataclasses.field(default_factory=set)
-    faults: set[tuple[Fault, str]] = dataclasses.field(default_factory=set)
     has_inner_variants: bool = False
+    faults: set[tuple[Fault, str]] = dataclasses.field(default_factory=set)
 
     @property
     def traits(self) -> FileTraits:
@@ -98,8 +98,8 @@ class FileSchema:
 class FileTraits:
     """The properties of data files that define the Iceberg table: columns and ids that the table does not have yet.
 
-    `has_mirrors`: some of them are mirrors of Delta's. If they are `is_unvectorized`, Spark has to read row by row.
-    `faults`: what programs that are not among the table's readers would misread.
+    `has_mirrors`: some of them are mirrors of Delta's. `faults`: what programs that are not among the table's readers
+    would misread. If they are `is_unvectorized`, Spark has to read row by row.
     """
 
     unmapped: frozenset[Path] = frozenset()
@@ -161,7 +161,7 @@ def check_file_schema(
             hint="Rewrite the file, with field ids, with the program that wrote it.",
         )
     faults = Faults(table.readers)
-    walk = _Walk(has_ids=has_ids, table=table, variants=variants, faults=faults)
+    walk = _Walk(has_ids=has_ids, table=table, faults=faults, variants=variants)
     walk.struct(schema, table.schema.as_struct(), table.name_mapping.root, (), ())
     found = walk.seen
     found.faults = faults.found
@@ -255,10 +255,10 @@ def _id(field: pa.Field) -> int | None:
 class _Walk:
     """Walks over a file's fields and the name mapping in parallel."""
 
-    def __init__(self, *, has_ids: bool, table: TableSchema, variants: Collection[Path], faults: Faults) -> None:
+    def __init__(self, *, has_ids: bool, table: TableSchema, faults: Faults, variants: Collection[Path]) -> None:
         self.seen = FileSchema()
-        self._variants = variants
         self._faults = faults
+        self._variants = variants
         self._spelled_otherwise: set[Path] = set()
         self._has_ids = has_ids
         self._table = table
@@ -328,8 +328,7 @@ class _Walk:
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
         elif isinstance(wanted, VariantType) and is_variant(kind):
-            if path not in self._variants:
-                raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
+            self._check_annotation(path, named)
         elif kind == INT96 and is_stored_as(kind, wanted):
             self.seen.int96[column.field_id] = path[0]
         else:
@@ -355,6 +354,10 @@ class _Walk:
         what = f"column {'.'.join(named)} of the file {why}"
         fault = Fault.ELEMENT_IDS if named[-1] == "element" else Fault.MAP_IDS
         self._faults.add(fault, ".".join(named), what, hint=hint, lifted_by=lifted_by)
+
+    def _check_annotation(self, path: Path, named: Path) -> None:
+        if path not in self._variants:
+            raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
 
     def _other_type(
         self, kind: pa.DataType, column: NestedField, named: Path, fault: Fault | None, lifted_by: MirrorKind | None

@@ -39,11 +39,13 @@ class Fault(StrEnum):
     RENAMED_CONTENTS = "renamed-contents"
     RESERVED_NAME = "reserved-name"
     UNSIGNED = "unsigned"
+    VARIANT = "variant"
+    VOID = "void"
     ZONE_FLAG = "zone-flag"
 
 
 # Those of the schema. All others are those of files.
-SCHEMA_FAULTS = frozenset({Fault.RENAMED_CONTENTS, Fault.RESERVED_NAME})
+SCHEMA_FAULTS = frozenset({Fault.RENAMED_CONTENTS, Fault.RESERVED_NAME, Fault.VARIANT, Fault.VOID})
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,8 @@ KNOWN: Mapping[Fault, Known] = {
     ),
     Fault.RESERVED_NAME: _known("columns whose names Iceberg reserves", Reader.PYICEBERG, Reader.POLARS, Reader.DUCKDB),
     Fault.UNSIGNED: _known("unsigned numbers", Reader.PYICEBERG, Reader.POLARS, Reader.DUCKDB),
+    Fault.VARIANT: _known("variants", Reader.SPARK, Reader.DUCKDB),
+    Fault.VOID: _known("columns of nulls without a type", Reader.SPARK, Reader.PYICEBERG, Reader.POLARS),
     Fault.ZONE_FLAG: _known("timestamps with a wrong flag of UTC", Reader.SPARK, Reader.PYICEBERG, Reader.POLARS),
 }
 
@@ -80,6 +84,11 @@ KNOWN: Mapping[Fault, Known] = {
 def misreaders(fault: Fault, readers: Iterable[Reader]) -> list[Reader]:
     """Return those of `readers` that are not known to show what Delta shows, each once."""
     return [reader for reader in dict.fromkeys(readers) if reader not in KNOWN[fault].read_by]
+
+
+def readers_of(fault: Fault) -> list[Reader]:
+    """Return those that show what Delta shows, in the order of the settings."""
+    return [reader for reader in Reader if reader in KNOWN[fault].read_by]
 
 
 def titles(readers: Sequence[Reader]) -> str:
@@ -108,9 +117,8 @@ class Faults:
         if not (wrong := misreaders(fault, self.readers)):
             self.found.add((fault, column))
             return
-        right = [reader for reader in Reader if reader in KNOWN[fault].read_by]
         raise Unsupported(
             f"{what}, which {titles(wrong)} would misread",
-            hint=f"{hint} Or set readers: [{', '.join(right)}] if no other program reads the table; it would misread "
-            "it.",
+            hint=f"{hint} Or set readers: [{', '.join(readers_of(fault))}] if no other program reads the table; it "
+            "would misread it.",
         ).lift_by(lifted_by)

@@ -17,7 +17,7 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, Par
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BinaryType, ListType, MapType, NestedField, PrimitiveType, StructType, UnknownType
+from pyiceberg.types import BinaryType, ListType, MapType, NestedField, StructType, UnknownType
 
 from daemon.config.settings import TESTED_READERS, Reader
 from daemon.delta.actions import Metadata
@@ -27,7 +27,6 @@ from daemon.translate.columns import Translation, column_id, mapped_inside
 from daemon.translate.delta_types import (
     EXISTS_DEFAULT,
     HINT_METADATA,
-    PRIMITIVES,
     check_names,
     metadata_of,
     parse_struct,
@@ -100,17 +99,17 @@ def translate_schema(
     schemas: Mapping[int, Schema] = MappingProxyType({}),
     specs: Mapping[int, PartitionSpec] = MappingProxyType({}),
     hidden_ids: frozenset[tuple[int, Path]] = frozenset(),
-    types: Mapping[str, PrimitiveType] = PRIMITIVES,
     numbers_contents: bool = False,
     readers: Collection[Reader] = TESTED_READERS,
+    format_version: int = 2,
 ) -> TableSchema:
     """Translate the schema of a Delta `metadata`.
 
     `previous` and `mapping` are the Iceberg table's current schema and name mapping; `schemas` and `specs` are all that
     it has of former times. Existing columns keep their ids. A new column gets the id that files give to it already, or
-    one that no file gives to another column. `types` are what `types_read_by` returns. With `numbers_contents`,
-    elements, keys and values to which column mapping gives none get ids, which no file has; so they do if all `readers`
-    find them. Raises `Unsupported` naming the column and its type, or `CorruptInput` when this is not a Delta schema.
+    one that no file gives to another column. With `numbers_contents`, elements, keys and values to which column mapping
+    gives none get ids, which no file has; so they do if all `readers` find them. Raises `Unsupported` naming the column
+    and its type, or `CorruptInput` when this is not a Delta schema.
     """
     struct = parse_struct(metadata.schema_string)
     mapped = metadata.column_mapping_mode != "none"
@@ -126,7 +125,7 @@ def translate_schema(
             mapped=mapped,
             used=used,
             hidden_ids=hidden_ids,
-            types=types,
+            format_version=format_version,
             numbers_contents=numbers_contents,
             faults=faults,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from daemon.config.settings import TESTED_READERS, Reader
 from daemon.delta.actions import Metadata
 from daemon.mirror.compact import Struct
 from daemon.mirror.copying import MirrorCopy, copy_bytes
@@ -18,7 +19,6 @@ from daemon.mirror.decision import MirrorPlan, plan_mirror
 from daemon.mirror.footer import annotated_variants
 from daemon.mirror.parquet import encode_footer, from_arrow, load_footer
 from daemon.store.storage import FileIOStorage
-from daemon.translate.delta_types import types_read_by
 from daemon.translate.file_schema import FileSchema, check_file_schema
 from daemon.translate.schema import TableSchema, translate_schema
 from tests.kit.readers import duckdb_connection
@@ -46,11 +46,16 @@ def map_of(key: Any, value: Any) -> dict[str, Any]:
     return {"type": "map", "keyType": key, "valueType": value, "valueContainsNull": True}
 
 
-def table_of(*columns: dict[str, Any], partitions: Iterable[str] = (), mode: str | None = None) -> TableSchema:
+def table_of(
+    *columns: dict[str, Any],
+    partitions: Iterable[str] = (),
+    mode: str | None = None,
+    readers: Collection[Reader] = TESTED_READERS,
+) -> TableSchema:
     ids = any("delta.columnMapping.id" in each["metadata"] for each in columns)
     configuration = {"delta.columnMapping.mode": mode or "name", "delta.columnMapping.maxColumnId": "99"} if ids else {}
     metadata = Metadata("t", json.dumps(struct_of(*columns)), list(partitions), configuration)
-    return translate_schema(metadata, types=types_read_by((), 3))
+    return translate_schema(metadata, readers=readers, format_version=3)
 
 
 def field(name: str, kind: pa.DataType, number: int | None = None) -> pa.Field:

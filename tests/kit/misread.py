@@ -13,7 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from daemon.mirror import parquet
-from daemon.mirror.compact import BINARY
+from daemon.mirror.compact import BINARY, BYTE, STRUCT
+from daemon.mirror.footer import SPECIFICATION_VERSION, VARIANT
 from daemon.mirror.parquet import encode_footer, load_footer, parse_schema, with_schema
 from daemon.store.storage import FileIOStorage
 from daemon.translate.readers import Fault
@@ -21,7 +22,7 @@ from tests.kit.handmade import HandmadeTable
 from tests.kit.mirror_files import column, list_of, map_of, struct_of
 from tests.kit.mirror_files import field as stored
 
-FEATURES = ("deletionVectors", "timestampNtz", "columnMapping")
+FEATURES = ("deletionVectors", "timestampNtz", "columnMapping", "variantType")
 FAR = datetime(1600, 1, 1, tzinfo=UTC)
 
 
@@ -36,11 +37,14 @@ class Misread:
     options: Mapping[str, Any] = field(default_factory=dict)
     names: Mapping[str, str] = field(default_factory=dict)
     is_mapped: bool = False
+    versions: Sequence[int] = (2, 3)
 
     def write(self, path: Path) -> None:
         pq.write_table(self.file, path, **self.options)
         if self.names:
             rename_elements(path, lambda node: self.names.get(node.name, node.name))
+        if self is CASES[Fault.VARIANT]:
+            annotate_variants(path)
 
     def make(self, folder: Path) -> HandmadeTable:
         """The Delta table, at version 1."""
@@ -82,6 +86,21 @@ def rename_elements(path: Path, name_of: Callable[[parquet.Node], str]) -> None:
     path.write_bytes(path.read_bytes()[: footer.start] + encode_footer(with_schema(footer.metadata, root)))
 
 
+def annotate_variants(path: Path) -> None:
+    """Say of each group of metadata and value that it is a variant, as Spark does from 4.1 on."""
+    footer = load_footer(FileIOStorage(), str(path))
+    root = parse_schema(footer.metadata)
+
+    def walk(node: parquet.Node) -> None:
+        if {each.name for each in node.children} == {"metadata", "value"}:
+            node.put(parquet.LOGICAL, STRUCT, {VARIANT: (STRUCT, {SPECIFICATION_VERSION: (BYTE, 1)})})
+        for each in node.children:
+            walk(each)
+
+    walk(root)
+    path.write_bytes(path.read_bytes()[: footer.start] + encode_footer(with_schema(footer.metadata, root)))
+
+
 def _table(**columns: Any) -> pa.Table:
     return pa.table({"id": pa.array([1, 2, 3], pa.int64()), **columns})
 
@@ -103,6 +122,8 @@ RENAMED = {
     "metadata": {"delta.columnMapping.id": 4, "delta.columnMapping.physicalName": "px"},
 }
 MOMENTS, MICROS = [datetime(2020, 1, day, 12, tzinfo=UTC) for day in (1, 2, 3)], pa.timestamp("us")
+VARIANTS = pa.struct([("metadata", pa.binary()), ("value", pa.binary())])
+SEVEN = {"metadata": b"\1\0\0", "value": b"\x0c\x07"}
 NAIVE = [moment.replace(tzinfo=None) for moment in MOMENTS]
 
 CASES: Mapping[Fault, Misread] = {
@@ -166,6 +187,20 @@ CASES: Mapping[Fault, Misread] = {
         [ID, column("i", "integer"), column("n", "long")],
         _table(i=pa.array([1, 2, 65535], pa.uint16()), n=pa.array([1, 2, 255], pa.uint8())),
         [(1, 1, 1), (3, 65535, 255)],
+    ),
+    Fault.VARIANT: Misread(
+        [ID, column("v", "variant"), column("s", struct_of(column("l", list_of("variant"))))],
+        _table(
+            v=pa.array([SEVEN] * 3, VARIANTS), s=pa.array([{"l": [SEVEN]}] * 3, pa.struct([("l", pa.list_(VARIANTS))]))
+        ),
+        [(1, "7", (("7",),)), (3, "7", (("7",),))],
+        versions=(3,),
+    ),
+    Fault.VOID: Misread(
+        [ID, column("n", "void"), column("s", struct_of(column("x", "long"), column("n", "void")))],
+        _table(s=pa.array([{"x": 1}, {"x": 2}, None], pa.struct([("x", pa.int64())]))),
+        [(1, None, (1, None)), (3, None, None)],
+        versions=(3,),
     ),
     Fault.ZONE_FLAG: Misread(
         [ID, column("at", "timestamp"), column("naive", "timestamp_ntz"), column("l", list_of("timestamp"))],

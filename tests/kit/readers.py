@@ -175,7 +175,8 @@ EMPTY_FOR_NULL = {"PyIceberg", "Polars pyiceberg"}
 
 def read_delta(spark: SparkSession, location: str, table: Table) -> list[Row]:
     """The rows of the Delta table at `location`, by Delta on Spark, in the types of the Iceberg `table`."""
-    return rows_of(spark.read.format("delta").load(location).toArrow(), table.schema().fields)
+    frame = spark.read.format("delta").load(location)
+    return rows_of((with_json(frame) if "variant" in str(table.schema()) else frame).toArrow(), table.schema().fields)
 
 
 def rows_of(found: pa.Table, fields: Sequence[NestedField]) -> list[Row]:

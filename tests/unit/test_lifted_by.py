@@ -96,6 +96,8 @@ MISREAD: dict[Fault, tuple[str, MirrorKind | None]] = {
     Fault.RENAMED_CONTENTS: ("the same with structs", None),
     Fault.RESERVED_NAME: ("columns `_file`", None),
     Fault.UNSIGNED: ("unsigned numbers", "footer"),
+    Fault.VARIANT: ("variant", None),
+    Fault.VOID: ("void", None),
     Fault.ZONE_FLAG: ("timestamps with the wrong flag", "footer"),
 }
 

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from daemon.config.settings import Reader
 from daemon.errors import CorruptInput, MirrorKind, Unsupported
 from daemon.mirror import parquet
 from daemon.mirror.compact import BINARY, I32, LIST, STRUCT, List, Struct
@@ -111,6 +112,7 @@ def test_elements_get_their_ids(tmp_path: Path) -> None:
     }
 
 
+BY = (Reader.SPARK, Reader.DUCKDB)
 VARIANT = pa.struct([pa.field("value", pa.binary()), pa.field("metadata", pa.binary())])
 
 
@@ -130,7 +132,9 @@ def test_variants_get_their_annotation(ids: bool, tmp_path: Path) -> None:
     path = written(tmp_path / "f.parquet", pa.table({name: rows[name] for name in kinds}, schema=schema))
     inner = struct_of(column("x", "variant", 3 if ids else None))
     delta = {"v": "variant", "s": inner, "l": list_of("variant"), "m": map_of("string", "variant")}
-    table = table_of(*(column(name, delta[name], number if ids else None) for number, name in enumerate(kinds, 1)))
+    table = table_of(
+        *(column(name, delta[name], number if ids else None) for number, name in enumerate(kinds, 1)), readers=BY
+    )
     plan = planned(path, table)
     assert plan is not None and plan.footer is not None and "annotation of variants" in plan.reason
     mirror = mirrored(path, plan.footer)
@@ -147,7 +151,7 @@ def test_variants_get_their_annotation(ids: bool, tmp_path: Path) -> None:
 def test_what_is_no_variant_stays_refused(stored: pa.DataType, tmp_path: Path) -> None:
     path = written(tmp_path / "f.parquet", pa.table({"v": pa.nulls(1, stored)}))
     with pytest.raises(Unsupported, match="column v of the file is stored as") as refused:
-        planned(path, table_of(column("v", "variant")))
+        planned(path, table_of(column("v", "variant"), readers=BY))
     assert refused.value.lifted_by is None
 
 

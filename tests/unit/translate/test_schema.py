@@ -37,10 +37,11 @@ from daemon.config.settings import Reader
 from daemon.delta.actions import Metadata
 from daemon.errors import CorruptInput, Unsupported
 from daemon.iceberg.pyiceberg_ext.variant import VariantType
-from daemon.translate.delta_types import NESTED_IDS, NESTING_MAX, NEW_TYPES, types_read_by
+from daemon.translate.delta_types import NESTED_IDS, NESTING_MAX, NEW_TYPES
 from daemon.translate.file_schema import may_reach_files
 from daemon.translate.metrics import parse_stats
 from daemon.translate.name_mapping import HIDDEN_ID_START, find_lost, first_names
+from daemon.translate.readers import Fault, readers_of
 from daemon.translate.schema import TableSchema, translate_schema
 
 Field = dict[str, Any]
@@ -164,8 +165,8 @@ PLACES = [
 
 def test_variants_for_readers_that_know_them() -> None:
     """In format version 3, anywhere but in partitions; Delta's null counts are theirs, and there are no bounds."""
-    types = types_read_by([Reader.SPARK, Reader.DUCKDB], 3)
-    table = translate_schema(metadata(*PLACES), types=types)
+    by: dict[str, Any] = {"readers": [Reader.SPARK, Reader.DUCKDB], "format_version": 3}
+    table = translate_schema(metadata(*PLACES), **by)
     found = [table.schema.find_type(name) for name in ("c", "s.v", "l.element", "m.value")]
     assert found == 4 * [VariantType()]
     assert table.leaves.keys() == {("c",), ("s", "v")}
@@ -176,10 +177,10 @@ def test_variants_for_readers_that_know_them() -> None:
         has_dv=False,
     )
     assert metrics.null_value_counts == {1: 1} and not metrics.lower_bounds
-    again = translate_schema(metadata(*PLACES), table.schema, mapping=table.name_mapping, types=types)
+    again = translate_schema(metadata(*PLACES), table.schema, mapping=table.name_mapping, **by)
     assert again.schema == table.schema and not again.replaced
     with pytest.raises(CorruptInput, match="partition by column c"):
-        translate_schema(metadata(*PLACES, partition=("c",)), types=types)
+        translate_schema(metadata(*PLACES, partition=("c",)), **by)
 
 
 @pytest.mark.parametrize(
@@ -194,23 +195,25 @@ def test_variants_for_readers_that_know_them() -> None:
 def test_a_new_type_is_refused_for_other_readers(delta: str, readers: list[Reader], version: int) -> None:
     """It says for which readers the type would be followed."""
     with pytest.raises(Unsupported, match=f"column c has the type {delta}") as refused:
-        translate_schema(metadata(column("c", delta)), types=types_read_by(readers, version))
-    assert f"needs format_version: 3 and readers: [{', '.join(NEW_TYPES[delta].readers)}]" in refused.value.message
+        translate_schema(metadata(column("c", delta)), readers=readers, format_version=version)
+    assert f"readers: [{', '.join(readers_of(NEW_TYPES[delta][1]))}]" in refused.value.hint
+    assert ("format_version: 3" in refused.value.hint) == (version == 2)
 
 
 def test_void_columns_for_readers_that_know_them() -> None:
     """A column of nulls, which no file has, and which keeps its id when it gets a type; never required."""
-    types = types_read_by([Reader.SPARK, Reader.POLARS, Reader.PYICEBERG], 3)
+    by: dict[str, Any] = {"readers": [Reader.SPARK, Reader.POLARS, Reader.PYICEBERG], "format_version": 3}
     columns = column("id", "long"), column("n", "void", nullable=False), column("s", struct(column("n", "void")))
-    table = translate_schema(metadata(*columns), types=types)
+    table = translate_schema(metadata(*columns), **by)
+    assert table.faults == {Fault.VOID}
     assert table.schema.find_field("n") == NestedField(2, "n", UnknownType(), required=False)
     assert table.leaves.keys() == {("id",)}
     typed = column("id", "long"), column("n", "date"), column("s", struct(column("n", "integer")))
-    later = translate_schema(metadata(*typed), table.schema, mapping=table.name_mapping, types=types)
+    later = translate_schema(metadata(*typed), table.schema, mapping=table.name_mapping, **by)
     assert ids(later) == ids(table) and not later.replaced
     for kind in (array("void"), mapping("string", "void")):
         with pytest.raises(Unsupported, match="has the type void"):
-            translate_schema(metadata(column("c", kind)), types=types)
+            translate_schema(metadata(column("c", kind)), **by)
 
 
 def test_an_unknown_complex_type_is_refused_by_name() -> None:
