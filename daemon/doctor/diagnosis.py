@@ -243,6 +243,9 @@ def _readers(
     if files.int96_columns and misreaders(Fault.INT96_RANGE, settings.readers):
         text = "INT96 values before 1677 or after 2262 are shown wrongly; dvsync refuses such files"
         yield ReaderTrouble(("PyIceberg", "Polars"), text, tuple(sorted(files.int96_columns)))
+    if files.int96_columns:
+        text = "INT96 timestamps are taken for local times: SET TimeZone = 'UTC'"
+        yield ReaderTrouble(("DuckDB",), text, tuple(sorted(files.int96_columns)))
     if files.millis_columns:
         text = "timestamps in milliseconds are wrong in vectorized reads; dvsync turns them off for the table "
         yield ReaderTrouble(("Spark",), f"{text}({VECTORIZED_READS})", tuple(sorted(files.millis_columns)))

@@ -380,13 +380,8 @@ class _Walk:
         # Where PyIceberg finds fields by the table's names, there may be no others: see `hides_renamed`.
         spelled = sorted(each for each in self._spelled_otherwise if each[: len(path)] == path != each)
         if spelled and not isinstance(parts[-1].field_type, StructType):
-            self._faults.add(
-                Fault.SPELLED_CONTENTS,
-                ".".join(named),
-                f"column {'.'.join(named)} of the file has the field {'.'.join(spelled[0])}, which the table spells "
-                "otherwise",
-                hint=REWRITE,
-                lifted_by="footer",
+            raise _unreadable(
+                named, f"has the field {'.'.join(spelled[0])}, which the table spells otherwise", "footer"
             )
 
 
@@ -454,17 +449,15 @@ def lifts_type(stored: pa.DataType, wanted: IcebergType) -> MirrorKind | None:
 
 
 def find_type_fault(stored: pa.DataType, wanted: IcebergType) -> Fault | None:
-    """Return the fault of a value of another Parquet type that Delta on Spark reads; None if all readers misread it."""
+    """Return the fault of a value of another Parquet type that Delta on Spark reads.
+
+    None if all readers misread it, in filters at least: DuckDB finds no string that is stored as bytes.
+    """
     kind, name = _in_parquet(_stored(stored)), str(wanted)
     if name in ("timestamp", "timestamptz") and pa.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
         # What Parquet has is the flag of UTC. Only Arrow knows names of zones.
         return Fault.ARROW_TYPE if kind.tz and name == "timestamptz" else Fault.ZONE_FLAG
-    faults = {
-        Fault.BARE_DAYS: name == "date" and kind == pa.int32(),
-        Fault.BYTES: {name, str(kind)} == {"string", "binary"},
-        Fault.UNSIGNED: name in ("int", "long") and kind in (pa.uint8(), pa.uint16()),
-    }
-    return next((fault for fault, has_it in faults.items() if has_it), None)
+    return Fault.UNSIGNED if name in ("int", "long") and kind in (pa.uint8(), pa.uint16()) else None
 
 
 def _widens(kind: pa.DataType, wanted: DecimalType) -> bool:

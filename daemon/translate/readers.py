@@ -30,8 +30,6 @@ class Fault(StrEnum):
     """The values are names in the Iceberg table's properties."""
 
     ARROW_TYPE = "arrow-type"
-    BARE_DAYS = "bare-days"
-    BYTES = "bytes"
     ELEMENT_IDS = "element-ids"
     INT96_RANGE = "int96-range"
     LAYOUT = "list-layout"
@@ -40,7 +38,6 @@ class Fault(StrEnum):
     PARTITION_VALUE = "partition-value"
     RENAMED_CONTENTS = "renamed-contents"
     RESERVED_NAME = "reserved-name"
-    SPELLED_CONTENTS = "spelled-contents"
     UNSIGNED = "unsigned"
     VARIANT = "variant"
     VOID = "void"
@@ -65,8 +62,6 @@ def _known(text: str, *read_by: Reader) -> Known:
 
 KNOWN: Mapping[Fault, Known] = {
     Fault.ARROW_TYPE: _known("types of Arrow's that Iceberg does not have", Reader.SPARK, Reader.DUCKDB),
-    Fault.BARE_DAYS: _known("dates that are stored as plain numbers", Reader.SPARK),
-    Fault.BYTES: _known("strings that are stored as bytes, or bytes as strings", Reader.PYICEBERG, Reader.DUCKDB),
     Fault.ELEMENT_IDS: _known("elements of lists without field ids", Reader.PYICEBERG, Reader.POLARS),
     Fault.INT96_RANGE: _known("INT96 timestamps that may be before 1677 or after 2262", Reader.SPARK, Reader.DUCKDB),
     Fault.LAYOUT: _known(
@@ -79,9 +74,6 @@ KNOWN: Mapping[Fault, Known] = {
         "structs nested in lists or maps whose fields have other names in the files", Reader.SPARK, Reader.DUCKDB
     ),
     Fault.RESERVED_NAME: _known("columns whose names Iceberg reserves", Reader.PYICEBERG, Reader.POLARS, Reader.DUCKDB),
-    Fault.SPELLED_CONTENTS: _known(
-        "structs nested in lists or maps whose fields the files spell otherwise", Reader.SPARK, Reader.DUCKDB
-    ),
     Fault.UNSIGNED: _known("unsigned numbers", Reader.PYICEBERG, Reader.POLARS, Reader.DUCKDB),
     Fault.VARIANT: _known("variants", Reader.SPARK, Reader.DUCKDB),
     Fault.VOID: _known("columns of nulls without a type", Reader.SPARK, Reader.PYICEBERG, Reader.POLARS),

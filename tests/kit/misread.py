@@ -136,23 +136,6 @@ CASES: Mapping[Fault, Misread] = {
         ),
         [(1, MOMENTS[0], (1, 2)), (3, MOMENTS[2], (5, 6))],
     ),
-    Fault.BARE_DAYS: Misread(
-        [ID, column("day", "date"), column("l", list_of("date"))],
-        _table(day=pa.array([0, 1, 2], pa.int32()), l=pa.array([[0], [1], [2]], pa.list_(pa.int32()))),
-        [
-            (1, datetime(1970, 1, 1).date(), (datetime(1970, 1, 1).date(),)),
-            (3, datetime(1970, 1, 3).date(), (datetime(1970, 1, 3).date(),)),
-        ],
-    ),
-    Fault.BYTES: Misread(
-        [ID, column("s", "string"), column("b", "binary"), column("l", list_of("string"))],
-        _table(
-            s=pa.array([b"a", b"b", "é".encode()]),
-            b=pa.array(["a", "b", "é"]),
-            l=pa.array([[b"a"], [], [b"c"]], pa.list_(pa.binary())),
-        ),
-        [(1, "a", b"a", ("a",)), (3, "é", "é".encode(), ("c",))],
-    ),
     Fault.ELEMENT_IDS: Misread(
         [MAPPED_ID, column("l", list_of("long"), 2), column("s", list_of(struct_of(column("x", "long", 4))), 3)],
         _with_ids(stored("l", pa.list_(pa.int64()), 2), stored("s", pa.list_(X), 3), l=LISTS, s=STRUCTS),
@@ -199,11 +182,6 @@ CASES: Mapping[Fault, Misread] = {
         [ID, column("_file", "string"), column("_pos", "long"), column("_row_id", "long")],
         _table(_file=["a", "b", "c"], _pos=[7, 8, 9], _row_id=[70, 80, 90]),
         [(1, "a", 7, 70), (3, "c", 9, 90)],
-    ),
-    Fault.SPELLED_CONTENTS: Misread(
-        [ID, column("l", list_of(list_of(struct_of(column("x", "long")))))],
-        _table(l=pa.array([[[{"X": 1}]], [], [[{"X": 3}]]], pa.list_(pa.list_(pa.struct({"X": pa.int64()}))))),
-        [(1, (((1,),),)), (3, (((3,),),))],
     ),
     Fault.UNSIGNED: Misread(
         [ID, column("i", "integer"), column("n", "long")],

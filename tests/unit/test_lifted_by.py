@@ -69,6 +69,9 @@ REFUSED: list[tuple[str, Check, MirrorKind | None]] = [
     ("files with other field ids", of_file(SWAPPED, column("a", "long"), column("b", "long")), "footer"),
     ("files with other field ids", of_file(SWAPPED, column("a", "long", 1), column("b", "long", 2), mode="id"), None),
     ("files with durations", of_file(BYTES, column("b", "binary")), "rewrite"),
+    ("strings stored as bytes", of_file(pa.table({"s": [b"a"]}), column("s", "string")), "footer"),
+    ("strings stored as bytes", of_file(pa.table({"b": ["a"]}), column("b", "binary")), "footer"),
+    ("strings stored as bytes", of_file(pa.table({"d": pa.array([0], pa.int32())}), column("d", "date")), "footer"),
     ("a column `a.b`", lambda _: table_of(column("a.b", "long"), column("a", struct_of(column("b", "long")))), None),
     ("files whose columns are spelled", of_file(pa.table({"A": [1], "a": [2]}), column("a", "long")), None),
     ("widening int to long", of_file(pa.table({"d": pa.array([1], pa.int32())}), column("d", "double")), "rewrite"),
@@ -84,8 +87,6 @@ REFUSED: list[tuple[str, Check, MirrorKind | None]] = [
 # The same for what only some readers misread.
 MISREAD: dict[Fault, tuple[str, MirrorKind | None]] = {
     Fault.ARROW_TYPE: ("files with durations", "footer"),
-    Fault.BARE_DAYS: ("strings stored as bytes", "footer"),
-    Fault.BYTES: ("strings stored as bytes", "footer"),
     Fault.ELEMENT_IDS: ("arrays and maps under", "footer"),
     Fault.INT96_RANGE: ("timestamp in INT96", "rewrite"),
     Fault.LAYOUT: ("older Parquet layouts", "footer"),
@@ -94,8 +95,7 @@ MISREAD: dict[Fault, tuple[str, MirrorKind | None]] = {
     Fault.PARTITION_VALUE: ("partition columns in the files", "rewrite"),
     Fault.RENAMED_CONTENTS: ("the same with structs", None),
     Fault.RESERVED_NAME: ("columns `_file`", None),
-    Fault.SPELLED_CONTENTS: ("files whose columns are spelled", "footer"),
-    Fault.UNSIGNED: ("strings stored as bytes", "footer"),
+    Fault.UNSIGNED: ("unsigned numbers", "footer"),
     Fault.VARIANT: ("variant", None),
     Fault.VOID: ("void", None),
     Fault.ZONE_FLAG: ("timestamps with the wrong flag", "footer"),
