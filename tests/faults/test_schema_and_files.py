@@ -355,23 +355,30 @@ def test_files_and_schema_meet_in_any_order(grid: Grid, name: str) -> None:
 
 
 def reasons(module: ModuleType) -> Iterator[str]:
-    """For each refusal in a module, a pattern of its text."""
+    """For each refusal in a module, and each fault that some reader would misread, a pattern of its text."""
     for node in ast.walk(ast.parse(inspect.getsource(module))):
-        if (
-            isinstance(node, ast.Call)
-            and isinstance(node.func, ast.Name)
-            and node.func.id in ("Unsupported", "_unreadable")
-        ):
-            texts = [each for each in node.args if isinstance(each, ast.Constant | ast.JoinedStr)]
-            parts = texts[0].values if isinstance(texts[0], ast.JoinedStr) else texts
-            yield "".join(re.escape(str(each.value)) if isinstance(each, ast.Constant) else ".*" for each in parts)
+        match node:
+            case ast.Call(func=ast.Name(id="Unsupported" | "_unreadable") | ast.Attribute(attr="add"), args=texts):
+                pass
+            case ast.Assign(targets=[ast.Name(id="what" | "why")], value=value):
+                texts = [value]
+            case _:
+                continue
+        for text in texts:
+            if isinstance(text, ast.JoinedStr):
+                yield "".join(
+                    re.escape(str(each.value)) if isinstance(each, ast.Constant) else ".*" for each in text.values
+                )
+            elif isinstance(text, ast.Constant) and " " in str(text.value):
+                yield re.escape(str(text.value))
 
 
 def test_each_reason_has_a_case() -> None:
     """A new rule about files gets a case above."""
     found = {reason for module in (file_schema, inspection) for reason in reasons(module)}
     assert len(found) > 10
-    missing = {reason for reason in found if not any(re.search(reason, case.says) for case in CASES.values())}
+    missing = {reason for reason in found if not any(re.search(reason, f"{case.says})") for case in CASES.values())}
+    missing -= {re.escape("lacks Parquet's annotation of variants")}  # In unit/translate.
     assert not missing
 
 
@@ -559,7 +566,7 @@ def test_the_command_refuses_and_goes_on(tmp_path: Path) -> None:
     add["add"]["partitionValues"] = {"p": "0.5"}
     source.table.commit([add])
     assert sync(tmp_path, tables).startswith("0 lake.t: advanced, version 2")
-    refused = re.compile(r"1 lake\.t: Unsupported: partition column p has the value 0\.1, .*file\.parquet")
+    refused = re.compile(r"1 lake\.t: Unsupported: partition column p, which the file lacks, is 0\.1 .*file\.parquet")
     source.commit_schema(is_new=True)
     assert refused.match(sync(tmp_path, tables))
     # While the file that was refused is live, no other one is opened.

@@ -63,7 +63,7 @@ def test_a_fault_is_followed_for_those_who_read_it(spark: SparkSession, tmp_path
         with closing(Bench(tmp_path / f"v{version}", table.location, table_options=options)) as bench:
             bench.sync()
             iceberg = bench.iceberg()
-            assert show_table(bench.settings, iceberg).notes == (f"`readers` leaves out {others_misread(fault)}",)
+            assert show_table(bench.settings, iceberg, ()).notes == (f"`readers` leaves out {others_misread(fault)}",)
             found = diagnose(bench.settings, bench.context.log, bench.spark)
             assert found.is_followed
             assert any(finding.text.endswith(others_misread(fault)) for finding in found.findings)
