@@ -13,6 +13,7 @@ import pytest
 from pyiceberg.expressions import EqualTo
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
 
 from daemon.config.settings import TESTED_READERS, Reader
 from daemon.doctor.diagnosis import diagnose
@@ -96,7 +97,10 @@ def where(name: str, iceberg: Table, spark: SparkSession, column: str, value: An
     """The ids of the rows with this value, by a reader's filter."""
     if name == "Spark":
         frame = spark.read.format("iceberg").load(iceberg.metadata_location)
-        return [row[0] for row in frame.where(frame[column] == value).select("id").collect()]
+        # PySpark takes a time without a zone for an instant.
+        is_naive = isinstance(value, datetime) and value.tzinfo is None
+        condition = expr(f"`{column}` = TIMESTAMP_NTZ'{value}'") if is_naive else frame[column] == value
+        return [row[0] for row in frame.where(condition).select("id").collect()]
     if name == "DuckDB":
         query = f'SELECT id FROM iceberg_scan(?) WHERE "{column}" = ?'
         found = duckdb_connection().execute(query, [iceberg.metadata_location, value]).fetchall()
