@@ -48,7 +48,8 @@ def delete(
     from daemon.spark.hadoop import with_stores  # noqa: PLC0415
     from daemon.spark.session import SparkPipeline  # noqa: PLC0415
     from daemon.sync.memory import open_store  # noqa: PLC0415
-    from state import SyncRun  # noqa: PLC0415
+    from daemon.sync.verbs import known_or_new  # noqa: PLC0415
+    from state import StateUnavailable, SyncRun  # noqa: PLC0415
 
     with reported_errors():
         _, settings = load_both(context, [table])
@@ -60,6 +61,7 @@ def delete(
         pipeline = SparkPipeline(with_stores(settings, chosen.source), clock, retries=False)
         # The history must be there to be written before anything is deleted.
         with open_store(settings) as store, closing(pipeline) as spark:
+            record = None if dry_run else known_or_new(store, chosen)
             done = delete_from(
                 DeltaLog(storage, chosen.source, clock),
                 where,
@@ -71,24 +73,27 @@ def delete(
                 by=who(),
             )
             told = _told(done)
-            if done.version is not None:
-                record = store.open_table(chosen.name, chosen.source, chosen.target)
-                # Without the predicate, which may have what has to go: Delta's history has it.
-                store.record_run(
-                    SyncRun(
-                        record.id,
-                        started_ms,
-                        clock.now_ms() - started_ms,
-                        "deleted",
-                        done.version,
-                        done.version,
-                        message=f"{told}, by {who()}",
-                        operation="DELETE",
-                    )
-                )
+            say(f"{chosen.name}: {told}")
+            if record is not None and done.version is not None:
                 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
                 log.info(events.ROWS_DELETED, table=chosen.name, version=done.version, rows=done.deleted_rows, by=who())
-        say(f"{chosen.name}: {told}")
+                # Without the predicate, which may have what has to go: Delta's history has it.
+                run = SyncRun(
+                    record.id,
+                    started_ms,
+                    clock.now_ms() - started_ms,
+                    "deleted",
+                    done.version,
+                    done.version,
+                    message=f"{told}, by {who()}",
+                    operation="DELETE",
+                )
+                try:
+                    store.record_run(run)
+                except StateUnavailable as error:
+                    # Not an error that asks to try again.
+                    say(f"{chosen.name}: dvsync's history does not have it ({error}); DESCRIBE HISTORY in Delta has it")
+                    raise typer.Exit(1) from error
 
 
 def _check_allowed(table: TableSettings) -> None:

@@ -140,7 +140,7 @@ class _Attempt:
         for rows in self._finder.find(self._state):
             if each := self._deleted(rows):
                 found.append(each)
-            at_most = self._wanted.at_most
+            at_most = None if self._wanted.dry_run else self._wanted.at_most
             if at_most is not None and self._counts.deleted_rows > at_most:
                 raise ConfigInvalid(
                     f"more than {at_most:,} rows would be deleted (--at-most)",
@@ -149,9 +149,9 @@ class _Attempt:
                 )
         self._files.flush()
         scanned_s = self._clock.monotonic_s()
+        lines = self._lines(found)
         if not found or self._wanted.dry_run:
             return self._deletion(None)
-        lines = self._lines(found)
         version = self._commit(lines, round((scanned_s - started_s) * 1000), scanned_s)
         return self._deletion(version)
 

@@ -67,7 +67,7 @@ def may_match(predicate: Predicate, add: AddFile, partition: Mapping[Field, Valu
     """Return whether a file may have a row for which the predicate is true."""
     stats = read_stats(add)
     facts = {
-        field: _of_partition(partition[field]) if field.is_partition else _of_stats(field, stats)
+        field: _of_partition(field, partition[field]) if field.is_partition else _of_stats(field, stats, add)
         for field in fields_in(predicate)
     }
     return _may_be(predicate, facts, negated=False)
@@ -77,16 +77,21 @@ def read_stats(add: AddFile) -> dict[str, Any]:
     """Return a file's statistics, with fractions as they are written. What is no JSON object counts as none."""
     try:
         found = json.loads(add.stats, parse_float=Decimal) if add.stats else {}
+        if add.stats and "\\ud" in add.stats.lower():
+            # Half of a pair in UTF-16 is no text. Its error is a ValueError.
+            json.dumps(found, ensure_ascii=False, default=str).encode()
     except (ValueError, ArithmeticError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
-def _of_partition(value: Value | None) -> Facts:
-    return Facts(None if value is None else (value, value), value is None, value is None)
+def _of_partition(field: Field, value: Value | None) -> Facts:
+    # NaN is equal to itself for Spark, and greater than other numbers.
+    is_bounded = value is not None and isinstance(field.kind, ORDERED)
+    return Facts((value, value) if is_bounded else None, value is None, value is None)
 
 
-def _of_stats(field: Field, stats: Mapping[str, Any]) -> Facts:
+def _of_stats(field: Field, stats: Mapping[str, Any], add: AddFile) -> Facts:
     rows, nulls = stats.get("numRecords"), _at(stats.get("nullCount"), field)
     is_counted = type(rows) is int and type(nulls) is int and rows > 0
     least, most = (_at(stats.get(name), field) for name in ("minValues", "maxValues"))
@@ -95,7 +100,8 @@ def _of_stats(field: Field, stats: Mapping[str, Any]) -> Facts:
         find_bounds(least, most, field.kind) if field.kind and is_bounded else None,
         # With wide bounds, other counts carry no information.
         has_null=nulls != 0 if is_counted else None,
-        is_all_null=True if is_counted and nulls == rows else None,
+        # Beside a vector, some writers count live rows, and nulls of all (trinodb/trino#30343).
+        is_all_null=True if is_counted and nulls == rows and not add.deletion_vector else None,
     )
 
 

@@ -85,8 +85,8 @@ def _put(path: str, data: bytes, table: str, properties: Mapping[str, str]) -> b
         found = _find(path, properties)
         if found is None:
             raise _refused(path, "dvsync only knows how to do this on local disks and S3, with keys for S3")
-        # AWS has it, and not each store that speaks its protocol: some overwrite.
-        if "s3.endpoint" in properties and not _is_conditional(table, frozenset(properties.items())):
+        # AWS has it, and not each store that speaks its protocol: some overwrite. The environment may name one, too.
+        if not _is_conditional(table, frozenset(properties.items())):
             raise _refused(path, "the store overwrites files in spite of If-None-Match")
     except OSError as error:
         raise store_away(path, error) from error

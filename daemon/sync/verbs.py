@@ -42,7 +42,7 @@ def make_pause(by: str, now_ms: int, *, for_s: float | None, reason: str | None)
 
 def pause(store: TableStore, table: TableSettings, wanted: Pause) -> None:
     """Pause a table; one that is paused keeps its start. As `want_resync`, raises ConfigInvalid, StateUnavailable."""
-    record = _known_or_new(store, table)
+    record = known_or_new(store, table)
     before = record.pause_at(wanted.since_ms)
     store.record_pause(record.id, replace(wanted, since_ms=before.since_ms) if before else wanted)
 
@@ -59,7 +59,7 @@ def resume(store: TableStore, table: TableSettings) -> bool:
 
 def want_resync(store: TableStore, table: TableSettings, now_ms: int) -> str:
     """Make the next sync rewrite the table from Delta's state, even if it is parked. Returns what happens next."""
-    record = _known_or_new(store, table)
+    record = known_or_new(store, table)
     store.record_resync_wanted(record.id, True)
     store.record_failure(record.id, None)
     is_paused = record.pause_at(now_ms) is not None
@@ -72,7 +72,7 @@ def next_resync(name: str, *, is_held: bool) -> str:
     return f"its next sync rewrites the whole table{held}"
 
 
-def _known_or_new(store: TableStore, table: TableSettings) -> TableRecord:
+def known_or_new(store: TableStore, table: TableSettings) -> TableRecord:
     """Return the table's row, made if needed. Raises ConfigInvalid if its name has another source or target."""
     records = store.list_tables()
     other = next((record for record in records if record.name == table.name), None)

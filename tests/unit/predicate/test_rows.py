@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from daemon.delta.actions import AddFile, Metadata
 from daemon.errors import ConfigInvalid, CorruptInput, Unsupported
@@ -25,6 +26,7 @@ from daemon.predicate.files import may_match, partition_values
 from daemon.predicate.parser import parse_predicate
 from daemon.predicate.rows import matching_positions
 from daemon.store.storage import FileIOStorage
+from state.records import DeletionVectorDescriptor
 from tests.kit.examples import examples
 
 Row = dict[str, Any]
@@ -258,6 +260,23 @@ def test_as_in_duckdb(made: list[Row], predicate: Pair, part: str | None, year: 
     assert record_count == len(table)
     assert set(positions) == expected
     assert may_match(parsed, add, partition) or not expected
+
+
+def test_files_that_say_little_are_searched() -> None:
+    """Half of a pair in UTF-16 as a bound; nulls that were counted with rows that a vector deletes; NaN as a value."""
+    vector = DeletionVectorDescriptor("i", "", 1, 5)
+    stats = r'{"numRecords": 5, "nullCount": {"s": 5}, "minValues": {"n": 1, "s": ""}, "maxValues": {"n": 2, "s": "%"}}'
+    known, half = (
+        AddFile("file:///f", True, partition_values={}, size=1, stats=stats.replace("%", end), deletion_vector=vector)
+        for end in ("y", r"\ud83d")
+    )
+    for predicate, add, may in (("n = 3", known, False), ("s = 'x'", known, True), ("n = 3", half, True)):
+        assert may_match(parse_predicate(predicate, METADATA), add, {}) is may
+    partitioned = replace(METADATA, partition_columns=("x",))
+    add = AddFile("file:///f", True, partition_values={"x": "NaN"}, size=1)
+    for predicate in ("x > 5", "NOT x < 5", "x = x"):
+        parsed = parse_predicate(predicate, partitioned)
+        assert may_match(parsed, add, partition_values(parsed, add, "UTC"))
 
 
 @pytest.mark.parametrize(

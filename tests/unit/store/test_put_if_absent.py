@@ -112,8 +112,12 @@ def test_s3(properties: dict[str, str]) -> None:
     assert objects == {"/b/t/_delta_log/1.json": b"a"}
 
 
+@pytest.mark.parametrize("by", ["properties", "environment"])
 @pytest.mark.parametrize("properties", [{"conditional": False}], indirect=True)
-def test_s3_that_overwrites(properties: dict[str, str]) -> None:
+def test_s3_that_overwrites(properties: dict[str, str], by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if by == "environment":
+        monkeypatch.setenv("AWS_ENDPOINT_URL", properties.pop("s3.endpoint"))
+        monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
     with pytest.raises(Unsupported, match="overwrites files in spite of If-None-Match"):
         put_if_absent("s3://b/t/_delta_log/1.json", b"a", "s3://b/t", properties)
 
