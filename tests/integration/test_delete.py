@@ -111,7 +111,8 @@ def newest(folder: Path) -> int:
     return max(int(path.stem) for path in (folder / "_delta_log").glob("*.json") if path.stem.isdigit())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# The other one takes two minutes.
+@pytest.mark.parametrize("kind", [pytest.param("partitioned", marks=pytest.mark.long), "clustered"])
 def test_as_delta(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """On two copies of a table, Delta and dvsync leave equal rows, and equal actions but for times and places."""
     theirs, ours = tmp_path / "delta", tmp_path / "dvsync"
