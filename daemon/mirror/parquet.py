@@ -5,6 +5,7 @@ Only the fields that are changed or checked have names here; all others stay as 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -105,18 +106,18 @@ def load_footer(storage: FileIOStorage, path: str, tail_bytes: int = TAIL_BYTES)
 
     Raises `ObjectMissing`, `CorruptInput`, and `Unsupported` for an encrypted file.
     """
-    size_bytes, tail = read_end(storage, path, tail_bytes)
+    size_bytes, tail = read_end(storage, path, tail_bytes, FOOTER_BYTES_MAX)
     return parse_footer(tail, size_bytes)
 
 
-def read_end(storage: FileIOStorage, path: str, tail_bytes: int) -> tuple[int, bytes]:
+def read_end(storage: FileIOStorage, path: str, tail_bytes: int, bytes_max: float = math.inf) -> tuple[int, bytes]:
     """Return a file's size, and its last bytes with the whole footer: one request if this has at most `tail_bytes`.
 
-    Raises `ObjectMissing`. The footer may be damaged.
+    A footer of more than `bytes_max` is not read. Raises `ObjectMissing`. The footer may be damaged.
     """
     meta, tail = storage.read_tail(path, tail_bytes)
     needed = int.from_bytes(tail[-END_BYTES:][:4], "little") + END_BYTES
-    if tail.endswith(MAGIC) and len(tail) < needed <= meta.size:
+    if tail.endswith(MAGIC) and len(tail) < needed <= min(meta.size, bytes_max):
         _, tail = storage.read_tail(path, needed)
     return meta.size, tail
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Final
 
 import pyarrow as pa
@@ -61,21 +62,31 @@ def matching_positions(
     Raises `Unsupported` for a column that is stored as another type, `CorruptInput`, `ObjectMissing` and
     `ObjectStoreAway`.
     """
-    positions = BitMap64()
+    positions, offset = BitMap64(), 0
+    with _opened(storage, path, pre_buffer=True, coerce_int96_timestamp_unit="us") as parquet:
+        file = _File(parquet, path, predicate, partition)
+        for batch in parquet.iter_batches(BATCH_ROWS, columns=file.columns, use_threads=False):
+            mask = evaluate(predicate, file.reader(batch), batch.num_rows)
+            found = pc.add(pc.indices_nonzero(mask).cast(pa.uint64()), pa.scalar(offset, pa.uint64()))
+            positions |= BitMap64(array("Q", found.to_numpy(zero_copy_only=False).tobytes()))
+            offset += batch.num_rows
+    return parquet.metadata.num_rows, positions
+
+
+def rows_of(storage: FileIOStorage, path: str) -> int:
+    """Return the number of rows in a data file, deleted ones too. Raises as `matching_positions`."""
+    with _opened(storage, path) as parquet:
+        return int(parquet.metadata.num_rows)
+
+
+@contextmanager
+def _opened(storage: FileIOStorage, path: str, **options: Any) -> Iterator[pq.ParquetFile]:
     with storage.open_input(path) as source:
         try:
-            parquet = pq.ParquetFile(source, pre_buffer=True, coerce_int96_timestamp_unit="us")
-            file = _File(parquet, path, predicate, partition)
-            offset = 0
-            for batch in parquet.iter_batches(BATCH_ROWS, columns=file.columns, use_threads=False):
-                mask = evaluate(predicate, file.reader(batch), batch.num_rows)
-                found = pc.add(pc.indices_nonzero(mask).cast(pa.uint64()), pa.scalar(offset, pa.uint64()))
-                positions |= BitMap64(array("Q", found.to_numpy(zero_copy_only=False).tobytes()))
-                offset += batch.num_rows
+            yield pq.ParquetFile(source, **options)
         except (pa.ArrowException, OSError) as error:
             hint = "Restore the file, or rewrite its rows in Delta."
             raise CorruptInput(f"the file cannot be read: {error}", path=path, hint=hint) from error
-    return parquet.metadata.num_rows, positions
 
 
 def holds_for(predicate: Predicate, partition: dict[Field, Value | None]) -> bool:
@@ -271,13 +282,3 @@ COMPARE: Final[dict[str, Callable[..., pa.Array]]] = {
     ">": pc.greater,
     ">=": pc.greater_equal,
 }
-
-
-def rows_of(storage: FileIOStorage, path: str) -> int:
-    """Return the number of rows in a data file, deleted ones too. Raises as `matching_positions`."""
-    with storage.open_input(path) as source:
-        try:
-            return int(pq.ParquetFile(source).metadata.num_rows)
-        except (pa.ArrowException, OSError) as error:
-            hint = "Restore the file, or rewrite its rows in Delta."
-            raise CorruptInput(f"the file cannot be read: {error}", path=path, hint=hint) from error
