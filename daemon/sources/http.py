@@ -7,6 +7,7 @@ time for one.
 from __future__ import annotations
 
 import os
+import re
 import ssl
 from collections.abc import Mapping
 from functools import cache
@@ -70,7 +71,8 @@ class Connections:
             if size > ANSWER_BYTES_MAX:
                 raise OSError(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB") from error
             kind = TimeoutError if error.args[0] == pycurl.E_OPERATION_TIMEDOUT else OSError
-            raise kind(curl.errstr()) from error
+            # Without the time that it took: the same fault has the same text, and is said once.
+            raise kind(re.sub(r" after \d+ m(s|illiseconds.*)\b", "", curl.errstr())) from error
         answer = Answer(curl.getinfo(pycurl.RESPONSE_CODE), curl.getinfo(pycurl.RETRY_AFTER), b"".join(blocks))
         blocks.clear()  # `receive` stays with the connection.
         self._idle.append(curl)

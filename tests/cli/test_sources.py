@@ -139,6 +139,7 @@ def test_a_catalog_that_cannot_be_asked_is_told_once(
         done = dvsync(*words)
         assert (done.exit_code, done.output.count(says), done.output.count(hint)) == (code, 1, 1), done.output
         assert unity.token not in done.output
+        assert " after " not in done.output, "else each try has a text of its own"
     assert dvsync("doctor").exit_code == 1
 
 
