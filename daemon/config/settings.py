@@ -32,6 +32,7 @@ from daemon.config.value_types import (
     URL,
     Duration,
     Location,
+    Percentage,
     Properties,
     folder_names,
     identifier,
@@ -180,7 +181,10 @@ class DefaultsSettings(_Frozen):
     """If columns or partitioning of the Delta table change: follow, or park the table before the change until `dvsync
     resync` accepts it."""
     allow_delete: bool = False
-    """Let [`dvsync delete`](deletes.md) delete rows of the Delta table. Else dvsync never writes to it."""
+    """Let [`dvsync delete`](deletes.md) delete rows of the Delta table."""
+    foreign_deletes_max: Annotated[float, Percentage] = Field(0.0, ge=0, le=1)
+    """Delete from the Delta table, too, what others [delete in Iceberg](deletes.md#deletes-made-in-iceberg), up to this
+    share of the rows at a time. With 0%, such a delete is a foreign commit."""
     tag_every: int | None = Field(None, ge=1, le=1_000_000_000)
     """[Tag](maintenance.md#tags-for-chosen-versions) the snapshot of each version that is a multiple of this."""
     tag_retention_s: Annotated[float, Duration] = Field(30.0 * DAY_S, alias="tag_retention", ge=60, le=3650 * DAY_S)

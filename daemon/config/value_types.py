@@ -42,6 +42,13 @@ def duration_s(value: object) -> float:
     raise ValueError(f"{value!r} is not a duration: write a number and its unit, such as 500ms, 10s or 5m")
 
 
+def share_of(value: object) -> float:
+    """Convert `10%` to 0.1. A bare number is refused: it could be a share or a count."""
+    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%", value)):
+        return float(match[1]) / 100
+    raise ValueError(f"{value!r} is not a share: write a number and a percent sign, such as 10%")
+
+
 def property_text(value: object) -> str:
     """Convert a YAML value such as `true` or `8` to the string that PyIceberg and Spark expect."""
     if isinstance(value, bool):
@@ -114,6 +121,7 @@ def location_text(value: str) -> str:
 
 
 Duration = BeforeValidator(duration_s)
+Percentage = BeforeValidator(share_of)
 Location = Annotated[str, StringConstraints(min_length=1), AfterValidator(location_text)]
 Properties = dict[str, Annotated[str, BeforeValidator(property_text), WrapValidator(or_reference)]]
 # PyIceberg wants lists of them. Until then they are texts.

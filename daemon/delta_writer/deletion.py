@@ -1,4 +1,4 @@
-"""Deletes rows of a Delta table by a predicate: for the command `dvsync delete`, and for programs."""
+"""Deletes rows of a Delta table: by a predicate, for `dvsync delete` and programs, or at positions, for the syncs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+from pyroaring import BitMap64
 
-from daemon.clock import SystemClock
+from daemon.clock import Clock, SystemClock
 from daemon.delta.log import DeltaLog
 from daemon.delta_writer.commit import Deletion, Wanted, commit_deletion
+from daemon.delta_writer.features import check_writable
 from daemon.delta_writer.finder import PredicateFinder
+from daemon.delta_writer.placement import PlacedRows, RowsMoved
 from daemon.spark.session import OpenSession
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
@@ -19,7 +22,7 @@ from daemon.store.storage import FileIOStorage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Deletion", "delete_from", "delete_rows"]
+__all__ = ["Deletion", "RowsMoved", "check_writable", "delete_at", "delete_from", "delete_rows"]
 
 Engine = Literal["auto", "local", "spark"]
 
@@ -75,3 +78,13 @@ def delete_from(
     # As Delta does: a list of conditions, which all hold.
     parameters = {"predicate": msgspec.json.encode([predicate]).decode()}
     return commit_deletion(log, SystemClock(), finder, Wanted(parameters, by, at_most, dry_run))
+
+
+def delete_at(
+    log: DeltaLog, clock: Clock, rows: Mapping[str, BitMap64], *, version: int, parameters: Mapping[str, str]
+) -> Deletion:
+    """Delete the rows at these positions of data files, as the files were at `version`, wherever the rows are now.
+
+    Raises as `commit_deletion`, and `RowsMoved` if nobody can tell where they are: nothing was deleted then.
+    """
+    return commit_deletion(log, clock, PlacedRows(log, rows, version), Wanted(parameters))

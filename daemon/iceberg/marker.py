@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pyiceberg.table import Table
-from pyiceberg.table.snapshots import Snapshot
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
 
 # All keys that dvsync writes into table properties and snapshot summaries begin with this prefix.
 OURS = "dvsync."
@@ -47,11 +47,20 @@ class Marker:
 
 def shown_by(table: Table) -> Marker | None:
     """Return the Delta version that the table shows: that of its current snapshot, or a later, schema-only version."""
-    marker = find_marker(table.current_snapshot())
-    properties = table.properties
-    if marker is None or properties.get(DEFINED_ON) != str(table.metadata.current_snapshot_id):
+    return marker_at(table, table.current_snapshot())
+
+
+def marker_at(table: Table, snapshot: Snapshot | None) -> Marker | None:
+    """Return the Delta version that the table showed last while this snapshot was current."""
+    marker = find_marker(snapshot)
+    if marker is None or snapshot is None or table.properties.get(DEFINED_ON) != str(snapshot.snapshot_id):
         return marker
-    return _marker_in(properties)
+    return _marker_in(table.properties)
+
+
+def find_own(table: Table) -> Snapshot | None:
+    """Return the newest snapshot of dvsync's on which the current one is based, or which is it."""
+    return next((each for each in ancestors_of(table.current_snapshot(), table.metadata) if find_marker(each)), None)
 
 
 def is_marked(table: Table) -> bool:

@@ -17,6 +17,7 @@ from pyiceberg.manifest import DataFile
 
 from daemon.iceberg.delete_file_writer import DeleteFileWriter
 from daemon.iceberg.manifests import referenced_data_file
+from daemon.store.locations import canonical
 from daemon.store.storage import FileIOStorage
 
 ROW_GROUP_ROWS_MAX: Final = 1 << 20
@@ -38,11 +39,22 @@ def count_served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, int
     """Count the positions by data file: from the entry if it names its only data file, else from the delete file."""
     if (single := referenced_data_file(delete_file)) is not None:
         return {single: delete_file.record_count}
-    with storage.open_input(delete_file.file_path) as file:
-        # As a dictionary, a path is in memory once, and not for each position.
-        paths = pq.read_table(file, columns=["file_path"], read_dictionary=["file_path"]).column(0)
-    counts = pc.value_counts(paths.unify_dictionaries())
+    counts = pc.value_counts(_read(storage, delete_file, "file_path")["file_path"].unify_dictionaries())
     return {row["values"]: row["counts"] for row in counts.to_pylist()}
+
+
+def read_served(storage: FileIOStorage, delete_file: DataFile) -> dict[str, pa.Int64Array]:
+    """Read the positions by data file, in any order, from a file of any writer."""
+    rows = _read(storage, delete_file, "file_path", "pos")
+    plain = rows.set_column(0, "file_path", rows["file_path"].cast(pa.string()))
+    grouped = plain.group_by("file_path").aggregate([("pos", "list")])
+    return {path.as_py(): each.values for path, each in zip(grouped["file_path"], grouped["pos_list"], strict=True)}
+
+
+def _read(storage: FileIOStorage, delete_file: DataFile, *columns: str) -> pa.Table:
+    # Hadoop writes file:/…. As a dictionary, a path is in memory once, and not for each position.
+    with storage.open_input(canonical(delete_file.file_path)) as file:
+        return pq.read_table(file, columns=list(columns), read_dictionary=["file_path"])
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import msgspec
 from pyiceberg.io import FileIO
 
 from daemon.iceberg.delete_file_writer import DeleteFileWriter, damaged_deletes
-from daemon.store.locations import Span
+from daemon.store.locations import Span, canonical
 from daemon.store.storage import FileIOStorage
 
 SUFFIX: Final = ".puffin"
@@ -125,13 +125,13 @@ class PuffinWriter(DeleteFileWriter):
 
 def read_blobs(storage: FileIOStorage, path: str, size_bytes: int) -> list[Blob]:
     """Read which deletion vectors a Puffin file of this size has. Raises CorruptInput, and what `storage` raises."""
-    start = max(0, size_bytes - FOOTER_READ_BYTES)
-    data = storage.read(path, Span(start, size_bytes - start))
+    start, place = max(0, size_bytes - FOOTER_READ_BYTES), canonical(path)
+    data = storage.read(place, Span(start, size_bytes - start))
     try:
         payload_bytes, flags, magic = FOOTER_END.unpack_from(data, len(data) - FOOTER_END.size)
         needed = payload_bytes + len(MAGIC) + FOOTER_END.size
         if len(data) < needed <= size_bytes:
-            data = storage.read(path, Span(size_bytes - needed, needed))
+            data = storage.read(place, Span(size_bytes - needed, needed))
         footer = data[len(data) - needed :]
         if magic != MAGIC or any(flags) or footer[: len(MAGIC)] != MAGIC:
             raise ValueError("its magic or flags are wrong")

@@ -8,7 +8,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from daemon.iceberg.manifests import read_entries, read_manifest_list, schema_with_sources
+from daemon.iceberg.manifests import EntryKey, entry_key, read_entries, read_manifest_list, schema_with_sources
 
 # If two snapshots are not parent and child, about so many of the manifests in which they differ are opened.
 MANIFESTS_OPENED = 20
@@ -84,6 +84,15 @@ def live_entries(table: Table, snapshot: Snapshot, content: ManifestContent) -> 
     for manifest in _manifests(table, snapshot, content):
         for entry in entries_of(table, manifest):
             yield entry, manifest.manifest_path
+
+
+def entries_only_of(
+    table: Table, snapshot: Snapshot, other: Snapshot, content: ManifestContent
+) -> dict[EntryKey, ManifestEntry]:
+    """Return the live entries of those manifests of a snapshot that `other` has not, by what they are known by."""
+    shared = {manifest.manifest_path for manifest in _manifests(table, other, content)}
+    own = (each for each in _manifests(table, snapshot, content) if each.manifest_path not in shared)
+    return {entry_key(entry.data_file): entry for manifest in own for entry in entries_of(table, manifest)}
 
 
 def entries_of(table: Table, manifest: ManifestFile, *, live: bool = True) -> list[ManifestEntry]:

@@ -15,6 +15,7 @@ from daemon.delta.actions import Commit, Totals
 from daemon.delta.replay import TableChange, fold_commits, touched_paths
 from daemon.errors import CorruptInput, ObjectMissing, ResyncNeeded, StateMismatch, SyncError, Unsupported
 from daemon.iceberg.account import check_account, find_account
+from daemon.iceberg.marker import shown_by
 from daemon.iceberg.references import live_entries
 from daemon.iceberg.schema_changes import layout_of
 from daemon.observe import tracing
@@ -86,8 +87,10 @@ def advance(
             completed = write_deletions(context, transaction, record, shape.deletes, plan)
             recent_commits = tuple(each for commit in commits for each in commit.recent_commits)
             outcome = with_fields(outcome_of_change(record, change, completed), recent_commits=recent_commits)
-            # If readers would misread the newest snapshot with the new name mapping, it needs a successor.
-            makes_snapshot = not completed.is_empty or record.snapshot_id in shape.definition.misread.snapshot_ids
+            # If readers would misread the newest snapshot with the new name mapping, it needs a successor. So does one
+            # of somebody else, which names no version.
+            is_misread = record.snapshot_id in shape.definition.misread.snapshot_ids
+            makes_snapshot = not completed.is_empty or is_misread or shown_by(shown.table) is None
             if makes_snapshot:
                 shown = transaction.show(completed.delta, account, outcome, operation=change.operation)
             else:

@@ -33,6 +33,7 @@ from daemon.sync.advance import advance
 from daemon.sync.comparison import commits_to_state, not_mendable
 from daemon.sync.context import TableContext, as_sync_errors
 from daemon.sync.first_sync import first_sync
+from daemon.sync.foreign_deletes import hand_over
 from daemon.sync.news import News
 from daemon.sync.notices import notify_created_again, notify_replaced_source, notify_schema_change, publish
 from daemon.sync.other_writer import OtherWriter
@@ -40,7 +41,7 @@ from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, unchanged_outco
 from daemon.sync.patience import OLDER_ICEBERG, check_delta_not_older, forget_seen, is_put_back
 from daemon.sync.proof import Checksums
 from daemon.sync.rebuild import rebuild
-from daemon.sync.recovery import check_ours, check_owner, end_intents, load_shown, restore_metadata
+from daemon.sync.recovery import check_ours, check_owner, end_intents, leave_other_table, load_shown, restore_metadata
 from daemon.sync.transaction import Transaction
 from daemon.translate.definition import find_faults, shape_of
 from daemon.translate.existing_table import check_format_version, check_places, lacks_row_ids
@@ -113,8 +114,11 @@ class Follower:
                     # That of an earlier commit is missing if the process was killed, or the setting is new.
                     context.target.update_hint(table)
                     try:
-                        shown = load_shown(context, record, table, is_in_doubt=is_in_doubt, put_back=put_back)
-                        shown, result = self._follow(record, self._upgraded(shown), stop or Event(), others_wait)
+                        if settings.foreign_deletes_max and not settings.is_managed and shown_by(table) is None:
+                            shown, result = self._hand_over(record, table)
+                        else:
+                            shown = load_shown(context, record, table, is_in_doubt=is_in_doubt, put_back=put_back)
+                            shown, result = self._follow(record, self._upgraded(shown), stop or Event(), others_wait)
                     except (ReplacementNeeded, TargetChanged) as error:
                         shown, result = self._overwrite(record, table, error)
             if record.resync_wanted:
@@ -202,6 +206,23 @@ class Follower:
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"
         return shown, replace(result.then(step), more=context.log.has_version(version + 1))
+
+    def _hand_over(self, record: TableRecord, table: Table) -> tuple[Shown, SyncResult]:
+        """Delete from Delta what others deleted in Iceberg, then show Delta's newest state in one snapshot, which keeps
+        their delete files as far as these show the same rows. If Delta could not get the deletes, the rows are back.
+        """
+        context = self._context
+        handled = hand_over(context, record, table)
+        record = leave_other_table(context, record, table)
+        shown = rebuild(context, record, table, handled.marker, handled.vectors)
+        try:
+            shown, result = self._show_state(shown)
+        except (StateMismatch, AccountMismatch) as mismatch:
+            shown, result = self._replace(shown.record, table, str(mismatch))
+        context.notify(make_notice(NoticeKind.TARGET_CHANGED, shown.record, handled.told, context.clock))
+        version = shown.record.synced_version
+        assert version is not None, "what is shown has a version"
+        return shown, replace(result, more=context.log.has_version(version + 1))
 
     def _upgraded(self, shown: Shown) -> Shown:
         """Upgrade the Iceberg table to the format version of the settings. Its delete files stay as they are."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -40,13 +40,21 @@ from state import (
 
 
 @tracing.step("rebuild")
-def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Marker) -> Shown:
+def rebuild(
+    context: TableContext,
+    record: TableRecord,
+    table: Table,
+    marker: Marker,
+    known: Mapping[str, DeletionVectorDescriptor] | None = None,
+) -> Shown:
     """If Iceberg's manifests and Delta's state at their version differ, the record gets `must_compare`. If a file's
     deletions differ, its deletion vector is recorded as unknown. The comparison then rewrites its deletions, so that
     none is lost or applied twice.
 
     Example: Iceberg shows `a`, `b` and `c`, with two deleted rows in `a` and one in `b`. In Delta the vector of `a` has
     two rows, and that of `b` has three. `a` gets Delta's vector, `b` an unknown one, `c` none; states must be compared.
+
+    `known` are newer vectors of data files, of which the table shows exactly these rows as deleted.
 
     Raises `ReplacementNeeded` if Iceberg shows a file twice, or has deletions of a file that it does not show.
     Data manifests are read twice, so that only 8 bytes (a hash) are in memory for a file without deletions.
@@ -59,7 +67,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         positions.update(served)
     shown = _hash_files(table, current, positions)
     delta = _find_delta_state(context, marker, table) or _DeltaState()
-    dvs, uris = delta.dvs, delta.uris
+    dvs, uris = {**delta.dvs, **(known or {})}, delta.uris
     unknown = {path for path in {*dvs, *positions} if positions[path] != (dvs[path].cardinality if path in dvs else 0)}
     dvs |= dict.fromkeys(unknown, UNKNOWN_DV)
     outcome = Outcome(
@@ -69,7 +77,7 @@ def rebuild(context: TableContext, record: TableRecord, table: Table, marker: Ma
         to_version=marker.version,
         source_timestamp_ms=marker.timestamp_ms,
         snapshot_id=current.snapshot_id,
-        must_compare=bool(unknown) or delta.files != shown,
+        must_compare=bool(unknown or known) or delta.files != shown,
     )
     outcome = shown_in(outcome, table)
     live = (

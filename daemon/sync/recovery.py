@@ -204,7 +204,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     current = table.current_snapshot()
     marker = shown_by(table)
     if current is None or marker is None:
-        raise _target_changed(context, table, _foreign_commits(table))
+        raise target_changed(context, table, foreign_commits(table))
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
         before = unchanged_outcome(record)
@@ -221,7 +221,7 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
         if _is_rolled_back(record, table, current, marker):
             was = f"snapshot {record.snapshot_id} (Delta version {record.synced_version})"
             now = f"{current.snapshot_id} (Delta version {marker.version})"
-            raise _target_changed(context, table, f"it was rolled back from {was} to {now}")
+            raise target_changed(context, table, f"it was rolled back from {was} to {now}")
     return rebuild(context, record, table, marker)
 
 
@@ -246,7 +246,7 @@ def _is_rolled_back(record: TableRecord, table: Table, current: Snapshot, marker
     return same_table and record.synced_version is not None and marker.version < record.synced_version
 
 
-def _foreign_commits(table: Table) -> str:
+def foreign_commits(table: Table) -> str:
     """Describe the snapshots after our last one: who did what, and when."""
     named = []
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
@@ -263,7 +263,8 @@ def _foreign_commits(table: Table) -> str:
     return f"not committed by dvsync: {'; '.join(named[:FOREIGN_NAMED_MAX])}{more}"
 
 
-def _target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:
+def target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:
+    """Make the error that says `what` somebody else did to the table, and how to undo that."""
     name, way_back = context.settings.name, ""
     own = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if find_marker(snapshot)]
     if own and own[-1] != table.metadata.current_snapshot_id:

@@ -1,0 +1,47 @@
+"""What a commit says of itself beyond its operation. Delta PROTOCOL.md, "Commit Provenance Information"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from daemon.delta.log import DeltaLog
+
+
+class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
+    """Both may be any JSON."""
+
+    operation_parameters: Any = None
+    tags: Any = None
+
+    def parameter(self, name: str) -> str | None:
+        return _text_in(self.operation_parameters, name)
+
+    def tag(self, name: str) -> str | None:
+        return _text_in(self.tags, name)
+
+
+class _Line(msgspec.Struct, frozen=True):
+    # Decoded separately: it may have numbers that are too large.
+    commit_info: msgspec.Raw = msgspec.field(name="commitInfo", default=msgspec.Raw())
+
+
+_decode_line = msgspec.json.Decoder(_Line).decode
+_decode_info = msgspec.json.Decoder(CommitInfo).decode
+
+
+def read_commit_info(log: DeltaLog, version: int) -> CommitInfo:
+    """Read it from the commit file; it is empty if there is none that can be read. Raises what `storage` raises."""
+    for line in log.storage.read(log.commit_path(version)).split(b"\n"):
+        try:
+            if b'"commitInfo"' in line and (found := _decode_line(line).commit_info):
+                return _decode_info(found)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            continue
+    return CommitInfo()
+
+
+def _text_in(values: object, name: str) -> str | None:
+    found = values.get(name) if isinstance(values, dict) else None
+    return found if isinstance(found, str) else None

@@ -1,0 +1,246 @@
+"""Deletes that others made in the Iceberg table: what they are, and the commit by which Delta gets them, too.
+
+Delta's commit names the Iceberg snapshot, so it is made once: after a crash, the log says that it is there. Only this
+module of the syncs reaches what writes Delta logs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+import structlog
+from pyiceberg.manifest import DataFile, DataFileContent, FileFormat, ManifestContent
+from pyiceberg.table import Table
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyroaring import BitMap64
+
+from daemon.delta.bitmap_format import DVPlace
+from daemon.delta.commit_info import read_commit_info
+from daemon.delta.deletion_vector import FRAME_BYTES, SIZE_FIELD_BYTES, frame_bytes, read_position_sets
+from daemon.delta.log import DeltaLog
+from daemon.delta.position_set import as_bitmap, decode_positions
+from daemon.delta_writer.deletion import RowsMoved, delete_at
+from daemon.errors import TargetChanged
+from daemon.iceberg.account import find_account
+from daemon.iceberg.delete_file_writer import damaged_deletes
+from daemon.iceberg.manifests import content_span, referenced_data_file
+from daemon.iceberg.marker import Marker, find_own, marker_at
+from daemon.iceberg.position_deletes import read_served
+from daemon.iceberg.references import entries_only_of, live_entries
+from daemon.observe import log as events
+from daemon.store.locations import Span, canonical
+from daemon.store.storage import FileIOStorage
+from daemon.sync.context import TableContext
+from daemon.sync.recovery import foreign_commits, target_changed
+from daemon.texts import counted, some_of
+from daemon.translate.existing_table import check_shape
+from state import DeletionVectorDescriptor, SyncRun, TableRecord
+
+# Of Delta's commit, among the parameters of its operation.
+TARGET: Final = "icebergTable"
+SNAPSHOT_ID: Final = "icebergSnapshotId"
+COMMITS: Final = "icebergCommits"
+DELETED: Final = "deleted"  # the outcome of such a run in the history
+RUNS_MAX: Final = 100
+
+_log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
+
+# Deleted rows by data file.
+Rows = dict[str, BitMap64]
+
+
+@dataclass(frozen=True)
+class HandedOver:
+    """What became of the deletes; `told` says it to people.
+
+    `marker` is that of dvsync's last snapshot. `vectors` are Delta's newest vectors of those data files of which the
+    Iceberg table shows exactly these rows as deleted. There are none if Delta did not get the deletes.
+    """
+
+    marker: Marker
+    told: str
+    vectors: Mapping[str, DeletionVectorDescriptor] = field(default_factory=dict)
+
+
+def hand_over(context: TableContext, record: TableRecord, table: Table) -> HandedOver:
+    """Delete from the Delta table what others deleted in the Iceberg table since dvsync's last snapshot.
+
+    Raises `TargetChanged`, before anything is written, if they did anything else, or deleted too many rows; as
+    `delete_at`, and what the stores raise. If nobody can tell where the rows are in Delta now, nothing is written.
+
+    Example: dvsync's snapshot s1 shows Delta's version 4, s2 and s3 are Spark's. What s3 deletes and s1 does not is
+    committed as version 5. If the process is killed then and Spark commits s4, the log has a commit of s3: what s4
+    deletes and s3 does not becomes version 6.
+    """
+    check_shape(table, context.settings)
+    own, current = find_own(table), table.current_snapshot()
+    marker, who = marker_at(table, own), foreign_commits(table)
+    if own is None or marker is None or current is None:
+        raise target_changed(context, table, f"{who}; its snapshots of dvsync are gone")
+    log = DeltaLog(context.storage, context.location, context.clock)
+    taken = _find_taken(log, marker.version)
+    ancestors = ancestors_of(current, table.metadata)
+    before = next(each for each in ancestors if each.snapshot_id in {own.snapshot_id, *taken})
+    deletes = _ForeignDeletes(context, table, own, current)
+    shown = deletes.shown_by(current)
+    rows = _difference(shown, deletes.shown_by(own))
+    deletes.check_share(rows)
+    version = taken.get(before.snapshot_id)
+    if new := _difference(shown, deletes.shown_by(before)):
+        context.target.check_lease()
+        mirrored = {each.path: each.data_file for each in context.store.list_live_mirrors(record.id)}
+        named = {mirrored.get(path, path): positions for path, positions in new.items()}
+        parameters = {TARGET: context.settings.target, SNAPSHOT_ID: str(current.snapshot_id), COMMITS: who}
+        try:
+            done = delete_at(log, context.clock, named, version=marker.version, parameters=parameters)
+        except RowsMoved as moved:
+            told = f"{_told(rows)} in Iceberg are back, because they could not be deleted in Delta: {moved}; {who}"
+            _log.warning(events.TARGET_OVERWRITTEN, reason=told)
+            return HandedOver(marker, told)
+        version = version if done.version is None else done.version
+    told = f"{_told(rows)} in Iceberg are deleted in Delta, too, since version {version}; {who}"
+    if version is None:
+        told = f"{_told(rows)} in Iceberg were deleted in Delta already; {who}"
+    else:
+        _record(context, record, version, told)
+    return HandedOver(marker, told, _find_equal_vectors(context, deletes, shown))
+
+
+def _find_taken(log: DeltaLog, after: int) -> dict[int, int]:
+    """Return the versions after `after` that were made by `hand_over`, by the Iceberg snapshot that each names."""
+    newest = log.find_newest(after)
+    taken: dict[int, int] = {}
+    for version in range(after + 1, (after if newest is None else newest) + 1):
+        named = read_commit_info(log, version).parameter(SNAPSHOT_ID) or ""
+        if named.isascii() and named.isdigit():
+            taken[int(named)] = version
+    return taken
+
+
+def _difference(rows: Mapping[str, BitMap64], before: Mapping[str, BitMap64]) -> Rows:
+    differing = {path: positions - before.get(path, BitMap64()) for path, positions in rows.items()}
+    return {path: positions for path, positions in differing.items() if positions}
+
+
+def _told(rows: Rows) -> str:
+    return f"{counted(sum(map(len, rows.values())), 'row')} of {counted(len(rows), 'data file')} deleted"
+
+
+def _record(context: TableContext, record: TableRecord, version: int, told: str) -> None:
+    """Log the commit to Delta, and put it into the history, unless a sync that was killed then has done so."""
+    runs = context.store.list_runs(record.id, runs_max=RUNS_MAX)
+    if any((run.outcome, run.to_version) == (DELETED, version) for run in runs):
+        return
+    _log.info(events.ROWS_DELETED, version=version, reason=told)
+    now_ms = context.clock.now_ms()
+    context.store.record_run(SyncRun(record.id, now_ms, 0, DELETED, version, version, message=told, operation="DELETE"))
+
+
+def _find_equal_vectors(
+    context: TableContext, deletes: _ForeignDeletes, shown: Mapping[str, BitMap64]
+) -> dict[str, DeletionVectorDescriptor]:
+    """Return Delta's newest vectors of the data files of which Iceberg shows the same rows as deleted, each once."""
+    with context.open_state() as state:
+        vectors = {
+            add.path: add.deletion_vector
+            for add in state.read_adds(with_dv_only=True)
+            if add.deletion_vector and add.path in shown and add.path not in deletes.doubled
+        }
+    found = read_position_sets(context.storage, context.location, list(vectors.values()))
+    equal = {path for path, each in zip(vectors, found, strict=True) if as_bitmap(each) == shown[path]}
+    return {path: vector for path, vector in vectors.items() if path in equal}
+
+
+class _ForeignDeletes:
+    """What the snapshots since dvsync's last one, `own`, delete. `doubled` are data files with a row deleted twice.
+
+    Raises `TargetChanged` if they do anything else.
+    """
+
+    def __init__(self, context: TableContext, table: Table, own: Snapshot, current: Snapshot) -> None:
+        self.doubled = set[str]()
+        self._context, self._table, self._own = context, table, own
+        self._storage = FileIOStorage(context.target_properties(table))
+        self._touched = self._removed_by(current)
+        deletes = ManifestContent.DELETES
+        came, left = entries_only_of(table, current, own, deletes), entries_only_of(table, own, current, deletes)
+        for key in came.keys() - left.keys():
+            self._check(came[key].data_file)
+        # An entry in both has only moved to another manifest.
+        for key in came.keys() ^ left.keys():
+            file = (came.get(key) or left[key]).data_file
+            single = referenced_data_file(file)
+            self._touched |= self._read(file).keys() if single is None else {single}
+        self._data = {
+            entry.data_file.file_path: entry
+            for entry, _ in live_entries(table, own, ManifestContent.DATA)
+            if entry.data_file.file_path in self._touched
+        }
+        if lost := _difference(self.shown_by(own), self.shown_by(current)):
+            raise self._refused(f"deleted rows of {some_of(sorted(lost))} are back")
+
+    def _refused(self, what: str) -> TargetChanged:
+        return target_changed(self._context, self._table, f"{foreign_commits(self._table)}; {what}")
+
+    def _removed_by(self, snapshot: Snapshot) -> set[str]:
+        """Return the data files that `snapshot` does not show any more."""
+        table, own, data = self._table, self._own, ManifestContent.DATA
+        came, left = entries_only_of(table, snapshot, own, data), entries_only_of(table, own, snapshot, data)
+        if added := sorted(str(key) for key in came.keys() - left.keys()):
+            raise self._refused(
+                f"{counted(len(added), 'data file')} came, such as {added[0]}: by INSERT, UPDATE or MERGE, or by a "
+                "DELETE with write.delete.mode=copy-on-write. Only what merge-on-read deletes is deleted in Delta, too"
+            )
+        if again := [key for key in came if came[key].sequence_number != left[key].sequence_number]:
+            raise self._refused(f"the data file {again[0]} was removed and added again")
+        return {str(key) for key in left.keys() - came.keys()}
+
+    def _check(self, delete_file: DataFile) -> None:
+        if delete_file.content is not DataFileContent.POSITION_DELETES:
+            raise self._refused(f"{delete_file.file_path} has equality deletes, which do not name rows")
+        if delete_file.file_format not in (FileFormat.PARQUET, FileFormat.PUFFIN):
+            raise self._refused(f"the delete file {delete_file.file_path} has the format {delete_file.file_format}")
+
+    def check_share(self, rows: Rows) -> None:
+        """Raise `TargetChanged` if these are more of the table's rows than the settings allow."""
+        account, share = find_account(self._own), self._context.settings.foreign_deletes_max
+        count = sum(map(len, rows.values()))
+        if account is None or count > share * account.live_rows:
+            of_all = f" of {account.live_rows:,}" if account else ""
+            raise self._refused(f"{counted(count, 'row')}{of_all} deleted, and foreign_deletes_max is {share:.3g}")
+
+    def shown_by(self, snapshot: Snapshot) -> Rows:
+        """Return all deleted rows of the data files that were touched, as `snapshot` shows them; all of a removed file.
+
+        A delete file applies to data files that are not younger. Iceberg spec, "Scan Planning".
+        """
+        found: Rows = {}
+        for entry, _ in live_entries(self._table, snapshot, ManifestContent.DELETES):
+            if referenced_data_file(entry.data_file) not in {None, *self._touched}:
+                continue
+            for path, positions in self._read(entry.data_file).items():
+                data = self._data.get(path)
+                if data is None or (entry.sequence_number or 0) < (data.sequence_number or 0):
+                    continue
+                if positions and positions[-1] >= data.data_file.record_count:
+                    raise self._refused(f"{entry.data_file.file_path} deletes rows that {path} does not have")
+                if found.get(path, BitMap64()) & positions:
+                    self.doubled.add(path)
+                found[path] = found.get(path, BitMap64()) | positions
+        for path in self._removed_by(snapshot) & self._data.keys():
+            found[path] = BitMap64(range(self._data[path].data_file.record_count))
+        return found
+
+    def _read(self, delete_file: DataFile) -> Rows:
+        span, data_file = content_span(delete_file), referenced_data_file(delete_file)
+        if span is None or data_file is None:
+            served = read_served(self._storage, delete_file)
+            return {path: BitMap64(positions.to_pylist()) for path, positions in served.items()}
+        frame = self._storage.read(canonical(delete_file.file_path), Span(*span))
+        blob = memoryview(frame)[SIZE_FIELD_BYTES : SIZE_FIELD_BYTES - FRAME_BYTES]
+        if frame_bytes(blob) != frame:
+            raise damaged_deletes("the length or checksum of a deletion vector is wrong", delete_file.file_path)
+        place = DVPlace(delete_file.file_path, span[0])
+        return {data_file: as_bitmap(decode_positions(blob, cardinality=delete_file.record_count, place=place))}
