@@ -63,6 +63,11 @@ class OwnPlaces:
             for place in self._places
         )
 
+    def may_have_written(self, file: WrittenFile) -> bool:
+        """Return False if the name is another program's: the state store also has its delete files and manifests."""
+        names = {FileKind.DELETE_FILE: BESIDE_DATA_NAME, FileKind.MANIFEST: METADATA_NAME}
+        return file.kind not in names or names[file.kind].fullmatch(name_of(file.path)) is not None
+
     def remove_empty_folders(self, removed: Iterable[str]) -> None:
         """Remove the local folders of these files that are empty now, and those around them, up to the places."""
         folders = set()

@@ -209,7 +209,7 @@ class _ForeignDeletes:
         count = sum(map(len, rows.values()))
         if account is None or count > share * account.live_rows:
             of_all = f" of {account.live_rows:,}" if account else ""
-            raise self._refused(f"{counted(count, 'row')}{of_all} deleted, and foreign_deletes_max is {share:.3g}")
+            raise self._refused(f"{counted(count, 'row')}{of_all} deleted, and foreign_deletes_max is {100 * share:g}%")
 
     def shown_by(self, snapshot: Snapshot) -> Rows:
         """Return all deleted rows of the data files that were touched, as `snapshot` shows them; all of a removed file.

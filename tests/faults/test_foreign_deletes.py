@@ -4,18 +4,25 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
+from threading import Event
 from typing import Any
+from urllib.parse import unquote
 
 import pytest
+from pyiceberg.types import StringType
 
-from daemon.errors import TargetChanged
-from daemon.iceberg.manifests import referenced_data_file
+from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.marker import shown_by
+from daemon.maintenance.maintainer import Maintainer
+from daemon.notices.notice import Notice
+from daemon.sync import follower, foreign_deletes
+from daemon.sync.follower import Follower
 from tests.kit.checks import rows_of
-from tests.kit.foreign import delete_in_iceberg, expect
+from tests.kit.foreign import add_in_iceberg, delete_in_iceberg, expect, remove_in_iceberg
 from tests.kit.handmade import Bench, HandmadeTable
-from tests.kit.readers import assert_readers_agree
 
 
 class Both:
@@ -40,15 +47,15 @@ class Both:
             self.bench, {f"{self.delta.location}/{name}": each for name, each in rows.items()}, **how
         )
 
+    def allow(self, share: str) -> None:
+        self.bench.table_options["foreign_deletes_max"] = share
+        self.bench.reopen()
+
     def committed(self, version: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.delta.commit_path(version).read_text().splitlines()]
 
     def newest(self) -> int:
         return max(int(path.stem) for path in (self.delta.folder / "_delta_log").glob("*.json"))
-
-    def delete_files(self) -> dict[str, int]:
-        iceberg = self.bench.iceberg()
-        return {task.file_path: 0 for task in iceberg.inspect.delete_files().to_pylist()} if iceberg else {}
 
     def check(self) -> None:
         """Delta's log has what the model has, and Iceberg shows it; another sync has nothing to do."""
@@ -87,3 +94,167 @@ def test_deletes_come_to_delta(both: Both) -> None:
     assert info["operation"] == "DELETE"
     assert info["operationParameters"]["icebergSnapshotId"] == str(snapshot_id)
     assert info["operationMetrics"]["numDeletedRows"] == "3"
+
+
+def test_several_snapshots_and_both_sides(both: Both) -> None:
+    """Snapshots come together, Delta deletes at the same time, the same rows and others, and is versions ahead."""
+    both.delete({both.a: [0, 3], both.c: [0]}, together=True)
+    both.delete({both.a: [1], both.c: [1]}, together=True)
+    delta = both.delta
+    delta.commit(delta.delete({both.a: [3, 4]}), operation="DELETE")
+    more = delta.write_file([(100, "x", "v")])
+    delta.commit([delta.add(more)])
+    delta.commit(delta.delete({both.b: [0], both.c: [0, 1]}), operation="DELETE")
+    result = both.bench.sync()
+    expect(delta, {both.a: [0, 1]})
+    assert (result.snapshots, result.to_version) == (1, 5)
+    both.check()
+    assert both.committed(5)[0]["commitInfo"]["operationMetrics"]["numDeletedRows"] == "2"
+    # All that is deleted in Iceberg is deleted in Delta already: no commit.
+    both.delete({both.b: [2]})
+    delta.commit(delta.delete({both.b: [2, 3]}), operation="DELETE")
+    both.bench.sync()
+    both.check()
+    # What follows goes on from there, also if rows come back.
+    delta.commit([delta.remove(both.a), delta.add(both.a, deleted=[3])], operation="RESTORE")
+    both.bench.sync()
+    both.check()
+    both.delete({both.a: [2]})
+    both.bench.sync()
+    expect(delta, {both.a: [2]})
+    both.check()
+
+
+def test_whole_files(both: Both) -> None:
+    """All rows of a file by delete files, or the file itself: it is removed from Delta."""
+    both.allow("80%")
+    both.delete({both.a: range(6)})
+    remove_in_iceberg(both.bench, [f"{both.delta.location}/{both.b}"])
+    both.bench.sync()
+    expect(both.delta, {both.a: range(6), both.b: range(5)})
+    both.check()
+    assert sorted(unquote(line["remove"]["path"]) for line in both.committed(2)[1:]) == sorted((both.a, both.b))
+
+
+def test_files_that_delta_rewrote(both: Both) -> None:
+    """The table does not track rows: without a commit to Delta its rows are back, and somebody is told."""
+    notices: list[Notice] = []
+    both.bench.context = replace(both.bench.context, notify=notices.append)
+    both.bench.follower = Follower(both.bench.context)
+    both.delete({both.a: [0, 3], both.c: [1]})
+    delta = both.delta
+    joined = delta.write_file([*delta.rows[both.a], *delta.rows[both.b][:5]])
+    delta.commit([delta.remove(both.a), delta.remove(both.b), delta.add(joined)], operation="OPTIMIZE")
+    both.bench.sync()
+    both.check()
+    (notice,) = notices
+    assert "3 rows of 2 data files deleted in Iceberg are back" in notice.text
+    assert "version 2 (OPTIMIZE), and the table does not track rows" in notice.text
+    # RESTORE brings the file back before dvsync looks: the rows are where they were.
+    both.delete({joined: [0, 10]})
+    a = delta.add(both.a), delta.add(both.b, deleted=[5])
+    delta.commit([delta.remove(joined), *a], operation="RESTORE")
+    delta.commit([delta.remove(both.a), delta.remove(both.b), delta.add(joined)], operation="RESTORE")
+    both.bench.sync()
+    expect(delta, {joined: [0, 10]})
+    both.check()
+
+
+def test_rows_that_delta_deleted_or_moved_in_place(both: Both) -> None:
+    """A MERGE that deletes other rows of the file does not matter; one that deletes the same may have moved them."""
+    both.delete({both.a: [0, 3]})
+    delta = both.delta
+    changed = delta.write_file([(1, "x", "changed")])
+    delta.commit([*delta.delete({both.a: [1]}), delta.add(changed)], operation="MERGE")
+    both.bench.sync()
+    expect(delta, {both.a: [0, 3]})
+    both.check()
+    both.delete({both.a: [2, 4]})
+    changed = delta.write_file([(2, "x", "changed")])
+    delta.commit([*delta.delete({both.a: [2]}), delta.add(changed)], operation="MERGE")
+    both.bench.sync()
+    both.check()
+
+
+@pytest.mark.parametrize("after", ["delete_at", "rebuild"])
+def test_killed_in_between(both: Both, monkeypatch: pytest.MonkeyPatch, after: str) -> None:
+    """Killed after Delta's commit, the next start makes none again, also if Delta has brought back the rows."""
+
+    def killed(*arguments: Any, **options: Any) -> Any:
+        done(*arguments, **options)
+        raise KeyboardInterrupt
+
+    module = foreign_deletes if after == "delete_at" else follower
+    done = getattr(module, after)
+    rows = {both.a: [0, 3], both.b: [1]}
+    both.delete(rows)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, after, killed)
+        with pytest.raises(KeyboardInterrupt):
+            both.bench.sync()
+    both.bench.reopen()
+    expect(both.delta, rows)
+    delta = both.delta
+    delta.commit([delta.remove(both.a), delta.add(both.a, deleted=[3])], operation="RESTORE")
+    both.delete({both.a: [5]})
+    both.bench.sync()
+    expect(delta, {both.a: [5]})
+    both.check()
+
+
+def test_what_is_refused(both: Both) -> None:
+    """Too many rows, other changes than deletes, a table that is not configured: parked, and Delta is as it was."""
+
+    def refused(text: str) -> None:
+        for _ in range(2):
+            with pytest.raises(TargetChanged, match=text) as raised:
+                both.bench.sync()
+            assert "handmade 1" in raised.value.message
+        assert both.newest() == both.delta.version
+
+    both.delete({both.a: range(5), both.c: range(4)})
+    refused(r"9 rows of 17 deleted, and foreign_deletes_max is 50%")
+    both.bench.sync(full=True)
+    add_in_iceberg(both.bench, f"{both.delta.location}/{both.a}")
+    refused("1 data file came, such as")
+    both.bench.sync(full=True)
+    both.delete({both.b: [0]})
+    with both.bench.iceberg().update_schema() as update:
+        update.add_column("more", StringType())
+    with pytest.raises(TargetChanged, match="schema"):
+        both.bench.sync()
+    both.bench.sync(full=True)
+    both.delete({both.b: [5]})
+    shown = both.bench.sync()
+    assert (shown.snapshots, both.newest()) == (1, both.delta.version)
+    both.allow("0%")
+    both.delete({both.b: [0]})
+    refused("was changed by someone else: not committed by dvsync")
+    both.delta.commit(
+        [{"metaData": {**both.delta.metadata(), "configuration": {"delta.enableDeletionVectors": "false"}}}]
+    )
+    both.allow("50%")
+    with pytest.raises(Unsupported):
+        both.bench.sync()
+    assert both.newest() == both.delta.version
+
+
+def test_maintenance_takes_over(both: Both) -> None:
+    """Compaction replaces their delete files by dvsync's; cleanup never removes theirs."""
+    for row in range(4):
+        both.delete({both.a: [row]})
+        both.bench.sync()
+        expect(both.delta, {both.a: [row]})
+    theirs = set(both.delta.folder.parent.rglob("00000-7-*"))
+    assert theirs
+    maintainer = Maintainer(both.bench.context)
+    maintainer.compact(Event())
+    both.check()
+    with both.bench.iceberg().transaction() as transaction:
+        transaction.set_properties({"gc.enabled": "true"})
+    maintenance = both.bench.iceberg().maintenance
+    maintenance.expire_snapshots().older_than(datetime.now(UTC)).commit()
+    maintainer.clean_up(Event())
+    maintainer.clean_up(Event(), scan=True, remove_found=True)
+    assert set(both.delta.folder.parent.rglob("00000-7-*")) == theirs
+    assert rows_of(both.bench.iceberg().scan().to_arrow()) == both.delta.live_rows()

@@ -4,11 +4,13 @@ snapshot that is not dvsync's. The delete files are PyArrow's, or have the frame
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 from uuid import uuid4
 
 import pyarrow as pa
@@ -49,6 +51,38 @@ def delete_in_iceberg(bench: Bench, rows: Mapping[str, Iterable[int]], *, togeth
         files = [_position_deletes(table, data, group) for group in groups.values()]
         delta = RowDelta(new_uuid().int >> 65, added_delete_files=files)
     return commit(bench, table, delta)
+
+
+def remove_in_iceberg(bench: Bench, paths: Iterable[str]) -> int:
+    """Remove these data files, as a DELETE of all of their rows does; their delete files leave, too, as in Spark."""
+    table, gone = bench.iceberg(), {*paths}
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    removed: dict[ManifestContent, dict[str, set[Any]]] = {content: {} for content in ManifestContent}
+    for content in ManifestContent:
+        for entry, manifest in live_entries(table, snapshot, content):
+            if gone & {entry.data_file.file_path, referenced_data_file(entry.data_file)}:
+                removed[content].setdefault(manifest, set()).add(entry_key(entry.data_file))
+    delta = RowDelta(
+        new_uuid().int >> 65,
+        removed_data_files=removed[ManifestContent.DATA],
+        removed_delete_files=removed[ManifestContent.DELETES],
+    )
+    return commit(bench, table, delta)
+
+
+def add_in_iceberg(bench: Bench, like: str) -> int:
+    """Add a data file as INSERT does; nothing is at its path, and all else is as of the data file `like`."""
+    table = bench.iceberg()
+    snapshot = table.current_snapshot()
+    assert snapshot is not None
+    entries = live_entries(table, snapshot, ManifestContent.DATA)
+    old = next(entry.data_file for entry, _ in entries if entry.data_file.file_path == like)
+    fields = {"file_path": f"{like}-more", "record_count": 1, "file_size_in_bytes": 1}
+    new = data_file_record(
+        list(old.partition), spec_id=old.spec_id, content=old.content, file_format=old.file_format, **fields
+    )
+    return commit(bench, table, RowDelta(new_uuid().int >> 65, added_data_files=[new]))
 
 
 def commit(bench: Bench, table: Table, delta: RowDelta) -> int:
@@ -115,10 +149,13 @@ def _record(data_file: DataFile, **fields: Any) -> DataFile:
     )
 
 
-def expect(table: HandmadeTable, rows: Mapping[str, Iterable[int]], *, versions: int = 1) -> None:
-    """Let the table's model, by names of files, have what dvsync is to commit: these rows go."""
-    table.version += versions
+def expect(table: HandmadeTable, rows: Mapping[str, Iterable[int]]) -> None:
+    """Let the table's model have the next version, by which dvsync has deleted these rows, by names of files."""
+    table.version += 1
     for path, positions in rows.items():
         table.deleted[path] = table.deleted[path] | {*positions}
         if len(table.deleted[path]) == len(table.rows[path]):
             del table.live[path], table.deleted[path]
+    for line in table.commit_path(table.version).read_text().splitlines():
+        if add := json.loads(line).get("add"):
+            table.live[unquote(add["path"])] = add
