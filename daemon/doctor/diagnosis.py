@@ -17,6 +17,7 @@ from daemon.delta.actions import Metadata
 from daemon.delta.features import FEATURES, FOR_WRITERS, check_features, check_protocol, is_readable, used_features
 from daemon.delta.log import DeltaLog
 from daemon.delta.table_state import TableState
+from daemon.delta_writer.deletion import check_writable
 from daemon.doctor.examination import Examination, ExaminationTask
 from daemon.errors import CorruptInput, LogMissing, SyncError, Unsupported
 from daemon.iceberg.pyiceberg_ext.variant import VariantType
@@ -108,6 +109,7 @@ def diagnose(settings: TableSettings, log: DeltaLog, pipeline: SparkPipeline) ->
 def _diagnose(settings: TableSettings, state: TableState, storage: FileIOStorage) -> Diagnosis:
     findings = [*_checked("place", partial(check_places, settings.location or "", {}, settings.source))]
     findings += _of_protocol(state, settings)
+    findings += _of_writing(state, settings)
     schema, refused, of_columns = _of_columns(state.metadata, settings)
     findings += of_columns
     if schema is None:
@@ -160,6 +162,21 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
         if is_readable(feature, is_managed=settings.is_managed) or feature not in (protocol.reader_features or ()):
             note = FEATURES.get(feature, FOR_WRITERS).note
             yield Finding(Verdict.FOLLOWED, f"feature {feature}", notes.get(feature, note))
+
+
+def _of_writing(state: TableState, settings: TableSettings) -> Iterator[Finding]:
+    """What dvsync may write to the Delta table, and whether it could."""
+    subject, ways = "writes to Delta", list[str]()
+    if settings.allow_delete:
+        ways.append("`dvsync delete`")
+    if settings.foreign_deletes_max:
+        share = f"{100 * settings.foreign_deletes_max:g}%"
+        ways.append(f"what others delete in Iceberg, up to {share} of the rows at a time")
+    for why in _checked(subject, partial(check_writable, state.protocol, state.metadata)) if ways else ():
+        yield Finding(Verdict.NOTE, subject, f"dvsync may delete rows, and could not: {why.text}", why.hint)
+        return
+    if ways:
+        yield Finding(Verdict.FOLLOWED, subject, f"deletes rows, by {' and '.join(ways)}")
 
 
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:

@@ -78,7 +78,7 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     own, current = find_own(table), table.current_snapshot()
     marker, who = marker_at(table, own), foreign_commits(table)
     if own is None or marker is None or current is None:
-        raise target_changed(context, table, f"{who}; its snapshots of dvsync are gone")
+        raise target_changed(context, table, f"none of its snapshots is dvsync's any more: {who}")
     log = DeltaLog(context.storage, context.location, context.clock)
     taken = _find_taken(log, marker.version)
     ancestors = ancestors_of(current, table.metadata)
@@ -96,13 +96,15 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
         try:
             done = delete_at(log, context.clock, named, version=marker.version, parameters=parameters)
         except RowsMoved as moved:
-            told = f"{_told(rows)} in Iceberg are back, because they could not be deleted in Delta: {moved}; {who}"
+            told = (
+                f"{_told(new)} in Iceberg are back, because they could not be deleted in Delta: {moved}. It was {who}"
+            )
             _log.warning(events.TARGET_OVERWRITTEN, reason=told)
             return HandedOver(marker, told)
         version = version if done.version is None else done.version
-    told = f"{_told(rows)} in Iceberg are deleted in Delta, too, since version {version}; {who}"
+    told = f"{_told(rows)} in Iceberg, in Delta by version {version}: {who}"
     if version is None:
-        told = f"{_told(rows)} in Iceberg were deleted in Delta already; {who}"
+        told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
     else:
         _record(context, record, version, told)
     return HandedOver(marker, told, _find_equal_vectors(context, deletes, shown))
@@ -182,7 +184,7 @@ class _ForeignDeletes:
             raise self._refused(f"deleted rows of {some_of(sorted(lost))} are back")
 
     def _refused(self, what: str) -> TargetChanged:
-        return target_changed(self._context, self._table, f"{foreign_commits(self._table)}; {what}")
+        return target_changed(self._context, self._table, f"{what}, by {foreign_commits(self._table)}")
 
     def _removed_by(self, snapshot: Snapshot) -> set[str]:
         """Return the data files that `snapshot` does not show any more."""
@@ -191,7 +193,7 @@ class _ForeignDeletes:
         if added := sorted(str(key) for key in came.keys() - left.keys()):
             raise self._refused(
                 f"{counted(len(added), 'data file')} came, such as {added[0]}: by INSERT, UPDATE or MERGE, or by a "
-                "DELETE with write.delete.mode=copy-on-write. Only what merge-on-read deletes is deleted in Delta, too"
+                "DELETE with write.delete.mode=copy-on-write. dvsync deletes in Delta only what merge-on-read deletes"
             )
         if again := [key for key in came if came[key].sequence_number != left[key].sequence_number]:
             raise self._refused(f"the data file {again[0]} was removed and added again")

@@ -204,7 +204,10 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     current = table.current_snapshot()
     marker = shown_by(table)
     if current is None or marker is None:
-        raise target_changed(context, table, foreign_commits(table))
+        who = foreign_commits(table)
+        raise target_changed(
+            context, table, f"not committed by dvsync: {who}" if who else "it no longer has a snapshot"
+        )
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
         before = unchanged_outcome(record)
@@ -247,7 +250,7 @@ def _is_rolled_back(record: TableRecord, table: Table, current: Snapshot, marker
 
 
 def foreign_commits(table: Table) -> str:
-    """Describe the snapshots after our last one: who did what, and when."""
+    """Describe the snapshots after our last one, the newest first: who did what, and when. Empty if there is none."""
     named = []
     for snapshot in ancestors_of(table.current_snapshot(), table.metadata):
         if find_marker(snapshot) is not None:
@@ -257,10 +260,8 @@ def foreign_commits(table: Table) -> str:
         operation = snapshot.summary.operation.value if snapshot.summary else "commit"
         at = datetime.fromtimestamp(snapshot.timestamp_ms / 1000, UTC).isoformat(timespec="seconds")
         named.append(f"snapshot {snapshot.snapshot_id}, {operation} by {who} at {at}")
-    if not named:
-        return "it no longer has a snapshot"
     more = f", and {len(named) - FOREIGN_NAMED_MAX} more" if len(named) > FOREIGN_NAMED_MAX else ""
-    return f"not committed by dvsync: {'; '.join(named[:FOREIGN_NAMED_MAX])}{more}"
+    return f"{'; '.join(named[:FOREIGN_NAMED_MAX])}{more}"
 
 
 def target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:

@@ -229,7 +229,7 @@ def test_what_is_refused(both: Both) -> None:
     assert (shown.snapshots, both.newest()) == (1, both.delta.version)
     both.allow("0%")
     both.delete({both.b: [0]})
-    refused("was changed by someone else: not committed by dvsync")
+    refused("was changed by someone else: not committed by dvsync: snapshot")
     both.delta.commit(
         [{"metaData": {**both.delta.metadata(), "configuration": {"delta.enableDeletionVectors": "false"}}}]
     )

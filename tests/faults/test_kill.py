@@ -31,9 +31,10 @@ CASES = {
     "several pending": "a third",
     "several folded": "a third",
     "upgrade": "a third",
+    "foreign": "last",
 }
 # Where it matters whether files share a delete file, and of which kind it is: these are played in all flavours.
-WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync")
+WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync", "foreign")
 # Where it matters which commits are published.
 OF_A_CATALOG = ("append", "first sync", "several pending")
 # Where mirrors are made, and left.
@@ -49,7 +50,7 @@ def test_whatever_was_killed_the_next_start_ends_at_the_same(
     shares = {"file": CASES[case]}
     if case in WITH_DELETIONS:
         shares |= dict.fromkeys(("partition", "vectors"), "a third")
-    if share == "all" and case != "upgrade":
+    if share == "all" and case not in ("upgrade", "foreign"):
         shares |= dict.fromkeys(("managed", "mirrored"), "all")
     elif case in OF_A_CATALOG:
         shares["managed"] = "a third"

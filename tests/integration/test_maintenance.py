@@ -28,6 +28,7 @@ from tests.kit.images import DATA, NOTHING, POSITION_DELETES, image_of
 from tests.kit.readers import READERS, Row, assert_same_rows, rows_of
 from tests.kit.service import InProcess
 from tests.kit.spark_process import SparkRefused
+from tests.kit.spark_session import on_catalog
 from tests.kit.writer import Writer, date_commits
 
 CREATE = (
@@ -65,23 +66,6 @@ class SomebodyElse:
     @property
     def app_id(self) -> str:
         return str(self.spark(application_id))
-
-
-def on_catalog(session: SparkSession, folder: Path) -> SparkSession:
-    # A session of its own: catalogs are known to Spark by their names, which every test uses anew.
-    own = session.newSession()
-    for key, value in {
-        "": "org.apache.iceberg.spark.SparkCatalog",
-        ".type": "jdbc",
-        ".uri": f"jdbc:sqlite:{folder}/catalog.db",
-        ".warehouse": f"file://{folder}/warehouse",
-        ".cache-enabled": "false",
-    }.items():
-        own.conf.set(f"spark.sql.catalog.local{key}", value)
-    # Iceberg's own statements look into the active session for the catalog.
-    jvm: Any = session._jvm
-    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own._jsparkSession)
-    return own
 
 
 def run_on_catalog(session: SparkSession, folder: Path, statement: str) -> list[SparkRow]:

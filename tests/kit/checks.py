@@ -58,12 +58,13 @@ def rows_of(found: pa.Table) -> list[Row]:
 
 
 def shown_versions(iceberg: Table) -> list[int]:
-    """The Delta version of each snapshot, the oldest first; all of them are the current one's ancestors."""
+    """The Delta version of each snapshot of dvsync's, the oldest first; all are ancestors of the current one."""
     snapshots = sorted(iceberg.snapshots(), key=lambda snapshot: snapshot.sequence_number or 0)
     for parent, child in itertools.pairwise(snapshots):
         assert child.parent_snapshot_id == parent.snapshot_id
     assert iceberg.current_snapshot() == snapshots[-1]
-    return [int(str(snapshot.summary["dvsync.delta.version"])) for snapshot in snapshots if snapshot.summary]
+    summaries = [each.summary for each in snapshots if each.summary and each.summary["engine-name"] is None]
+    return [int(str(summary["dvsync.delta.version"])) for summary in summaries]
 
 
 def check_files(benches: Sequence[Bench], iceberg: Table, entries: Entries) -> None:

@@ -29,6 +29,8 @@ from pyiceberg.avro.file import AvroOutputFile
 from pyiceberg.catalog import MetastoreCatalog
 from pyiceberg.catalog.sql import SqlCatalog
 
+from daemon.delta_writer import commit as deletion_commit
+from daemon.delta_writer import vectors
 from daemon.iceberg import row_delta, target
 from daemon.iceberg.position_deletes import PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
@@ -42,6 +44,7 @@ from daemon.translate import definition
 from state.sql.database import Database
 from state.sql.store import StateStore
 from tests.kit.checks import check, duckdb_rows
+from tests.kit.foreign import delete_in_iceberg, expect
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.handmade_managed import Managed
 from tests.kit.handmade_mirrored import Mirrored
@@ -74,6 +77,8 @@ STEPS: tuple[tuple[Any, str], ...] = (
     (SqlCatalog, "commit_table"),
     (Target, "commit"),
     (Target, "define"),
+    (vectors, "put_if_absent"),
+    (deletion_commit, "put_if_absent"),
 )
 
 
@@ -81,6 +86,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
 # catalog manages, or one with mirrors.
 FLAVOURS = ("file", "partition", "vectors", "managed", "mirrored")
 KINDS = {"managed": Managed, "mirrored": Mirrored}
+WITH_FOREIGN = ("file", "partition", "vectors")
 # What becomes of the commits that the catalog has ratified, between the kill and the next start.
 PUBLISHINGS = ("no", "published", "published and forgotten")
 
@@ -93,17 +99,29 @@ class Case:
     flavour: str
     versions: list[int]
     fold_after_versions: int = 200
+    # Rows that somebody has deleted in Iceberg, by data file: dvsync is to delete them in Delta by one more version.
+    foreign: dict[str, list[int]] = field(default_factory=dict)
 
     def bench(self) -> Bench:
         definition.DELETE_GRANULARITY_DEFAULT = "partition" if self.flavour == "partition" else "file"
         news.FOLD_AFTER_VERSIONS = self.fold_after_versions
-        options: dict[str, Any] = {"format_version": 3 if self.flavour == "vectors" else 2}
+        options: dict[str, Any] = {
+            "format_version": 3 if self.flavour == "vectors" else 2,
+            "foreign_deletes_max": "50%",
+        }
         if self.flavour == "mirrored":
             options["mirrors"] = "copy"
         of_catalog: dict[str, Any] = {}
         if isinstance(self.table, Managed):
             of_catalog = {"entry": self.table.entry, "storage": self.table.storage()}
         return Bench(self.table.folder.parent / "dvsync", self.table.location, table_options=options, **of_catalog)
+
+    def check(self, bench: Bench) -> None:
+        """What must hold once the table was followed. Called once."""
+        if self.foreign:
+            expect(self.table, self.foreign)
+            assert not self.table.commit_path(self.table.version + 1).exists(), "the deletes come to Delta once"
+        check(bench, self.table, self.versions)
 
 
 @dataclass
@@ -119,7 +137,7 @@ class Builder:
 
     def __post_init__(self) -> None:
         self.table = KINDS.get(self.flavour, HandmadeTable)(self.folder / "case" / "delta", partitioned=True)
-        self.trace = Trace(self.folder / "case" / "dvsync")
+        self.trace = Trace(self.folder / "case")
 
     def play(self) -> None:
         table = self.table
@@ -147,6 +165,21 @@ class Builder:
         self.follow_again("several folded", after="dv growth", versions=[0, 1, table.version], fold_after_versions=1)
         if self.flavour in ("file", "partition"):
             self.follow_again("upgrade", after="removal", versions=list(self.versions), flavour="vectors")
+        if self.flavour in WITH_FOREIGN:
+            self.follow_foreign(a, c)
+
+    def follow_foreign(self, a: str, c: str) -> None:
+        """Somebody deletes rows in Iceberg while Delta deletes others, and one of them, too."""
+        table, dvsync = self.table, self.folder / "case" / "dvsync"
+        shutil.rmtree(dvsync)
+        shutil.copytree(self.folder / "bases" / "removal" / "dvsync", dvsync)
+        bench = Case(table, self.flavour, []).bench()
+        bench.follower.sync()
+        rows = {a: [0, 2], c: [0, 1]}
+        delete_in_iceberg(bench, {f"{table.location}/{path}": positions for path, positions in rows.items()})
+        bench.close()
+        table.commit(table.delete({c: [0, 4]}), operation="DELETE")
+        self._trace("foreign", Case(table, self.flavour, [*self.versions, table.version + 1], foreign=rows))
 
     def follow(self, name: str, *, changes_rows: bool = True) -> None:
         if changes_rows:
@@ -165,7 +198,7 @@ class Builder:
         (self.folder / f"{name}.case").write_bytes(pickle.dumps(case))
         bench = case.bench()
         self.traces[name] = self.trace.watch(bench.follower.sync)
-        check(bench, case.table, case.versions)
+        case.check(bench)
         bench.close()
 
 
@@ -230,7 +263,7 @@ def build(folder: Path, flavour: str) -> dict[str, list[str]]:
 def kill(folder: Path, name: str, event: int) -> None:
     """Play the case until its nth event, which this process does not survive."""
     _lay_out(folder, name)
-    _play_until(folder, name, Trace(folder / "case" / "dvsync", event))
+    _play_until(folder, name, Trace(folder / "case", event))
 
 
 def cut(folder: Path, name: str, event: int, *, keeps_names: bool, deaf_to: str | None) -> None:
@@ -264,7 +297,7 @@ def follow(folder: Path, name: str, *, ask_duckdb: bool, publishing: str) -> Non
         table.publish(forgets=publishing == "published and forgotten")
     bench = case.bench()
     bench.follower.sync()
-    check(bench, case.table, case.versions)
+    case.check(bench)
     if ask_duckdb:
         assert duckdb_rows(bench.iceberg()) == case.table.live_rows()
     shown = bench.iceberg().metadata_location

@@ -85,6 +85,24 @@ def connect(gateway: Mapping[str, str]) -> SparkSession:
     return SparkSession(context, theirs.newSession())
 
 
+def on_catalog(session: SparkSession, folder: Path) -> SparkSession:
+    """Spark's Iceberg catalog `local` on the SQL catalog of dvsync in `folder`: somebody else's session."""
+    # A session of its own: catalogs are known to Spark by their names, which every test uses anew.
+    own = session.newSession()
+    for key, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "jdbc",
+        ".uri": f"jdbc:sqlite:{folder}/catalog.db",
+        ".warehouse": f"file://{folder}/warehouse",
+        ".cache-enabled": "false",
+    }.items():
+        own.conf.set(f"spark.sql.catalog.local{key}", value)
+    # Iceberg's own statements look into the active session for the catalog.
+    jvm: Any = session._jvm
+    jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own._jsparkSession)
+    return own
+
+
 def with_our_modules() -> None:
     """Python processes of Spark's tasks import what this one does."""
     os.environ["PYSPARK_PYTHON"] = sys.executable

@@ -60,7 +60,7 @@ EXCLUSIVE = {
 # What writes Delta tables, and the one module of it that others may import, with who may.
 WRITERS = ("daemon.store.put_if_absent", "daemon.delta_writer")
 DELTA_WRITER, DOOR = "daemon/delta_writer/", "daemon.delta_writer.deletion"
-AT_THE_DOOR = ("daemon/cli/deletion.py", "daemon/sync/foreign_deletes.py")
+AT_THE_DOOR = ("daemon/cli/deletion.py", "daemon/doctor/diagnosis.py", "daemon/sync/foreign_deletes.py")
 PYICEBERG_PRIVATE = "daemon/iceberg/pyiceberg_ext/"
 
 FILES = sorted(
