@@ -42,7 +42,9 @@ from state import DeletionVectorDescriptor, SyncRun, TableRecord
 TARGET: Final = "icebergTable"
 SNAPSHOT_ID: Final = "icebergSnapshotId"
 COMMITS: Final = "icebergCommits"
-DELETED: Final = "deleted"  # the outcome of such a run in the history
+# The outcomes of such runs in the history, of which so many are read.
+DELETED: Final = "deleted"
+REJECTED: Final = "rejected"
 RUNS_MAX: Final = 100
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
@@ -100,13 +102,16 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
                 f"{_told(new)} in Iceberg are back, because they could not be deleted in Delta: {moved}. It was {who}"
             )
             _log.warning(events.TARGET_OVERWRITTEN, reason=told)
+            _record(context, record, SyncRun(record.id, context.clock.now_ms(), 0, REJECTED, message=told))
             return HandedOver(marker, told)
         version = version if done.version is None else done.version
     told = f"{_told(rows)} in Iceberg, in Delta by version {version}: {who}"
     if version is None:
         told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
     else:
-        _record(context, record, version, told)
+        _log.info(events.ROWS_DELETED, version=version, reason=told)
+        run = SyncRun(record.id, context.clock.now_ms(), 0, DELETED, version, version, message=told, operation="DELETE")
+        _record(context, record, run)
     return HandedOver(marker, told, _find_equal_vectors(context, deletes, shown))
 
 
@@ -130,14 +135,10 @@ def _told(rows: Rows) -> str:
     return f"{counted(sum(map(len, rows.values())), 'row')} of {counted(len(rows), 'data file')} deleted"
 
 
-def _record(context: TableContext, record: TableRecord, version: int, told: str) -> None:
-    """Log the commit to Delta, and put it into the history, unless a sync that was killed then has done so."""
-    runs = context.store.list_runs(record.id, runs_max=RUNS_MAX)
-    if any((run.outcome, run.to_version) == (DELETED, version) for run in runs):
-        return
-    _log.info(events.ROWS_DELETED, version=version, reason=told)
-    now_ms = context.clock.now_ms()
-    context.store.record_run(SyncRun(record.id, now_ms, 0, DELETED, version, version, message=told, operation="DELETE"))
+def _record(context: TableContext, record: TableRecord, run: SyncRun) -> None:
+    """Put it into the history before the snapshot is made, unless a sync that was killed then has done so."""
+    if all(each.message != run.message for each in context.store.list_runs(record.id, runs_max=RUNS_MAX)):
+        context.store.record_run(run)
 
 
 def _find_equal_vectors(
