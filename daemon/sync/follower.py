@@ -214,7 +214,7 @@ class Follower:
         context = self._context
         handled = hand_over(context, record, table)
         record = leave_other_table(context, record, table)
-        shown = rebuild(context, record, table, handled.marker, handled.vectors)
+        shown = self._upgraded(rebuild(context, record, table, handled.marker, handled.vectors))
         try:
             shown, result = self._show_state(shown)
         except (StateMismatch, AccountMismatch) as mismatch:

@@ -9,7 +9,7 @@ from pyiceberg.table import Table
 
 from daemon.config.share import ALL
 from daemon.errors import CommitIncomplete, CorruptInput, TargetHeld, Unsupported
-from daemon.iceberg.marker import shown_by
+from daemon.iceberg.marker import find_own, marker_at
 from daemon.observe import log as events
 from daemon.sync.context import TableContext
 from daemon.sync.patience import forget_seen, seconds_seen
@@ -35,12 +35,15 @@ class OtherWriter:
     def give_way(self, record: TableRecord, table: Table) -> None:
         """Raise `TargetChanged` if the table shows another source, `TargetHeld` while another dvsync keeps it in step.
 
+        Its newest snapshot of a dvsync says so, also if other programs have committed since.
+
         If Delta has new versions for a whole lease and the other dvsync shows none, it is presumed dead. If it comes
         back, its commit fails, because the commit needs the snapshot that it knew. Then it gives way itself. One that
         served another share, and last committed before we began, has left the table to us. Of two that still run, the
         one that began later takes over.
         """
-        writer, marker, current = self._context.writer, shown_by(table), table.metadata.current_snapshot_id
+        writer, own = self._context.writer, find_own(table)
+        marker, current = marker_at(table, own), own.snapshot_id if own else None
         if marker is None or current == record.snapshot_id:
             return
         if any(intent.id == current for intent, _ in self._context.store.find_open_intents(record.id)):

@@ -14,6 +14,8 @@ from urllib.parse import unquote
 import pytest
 from pyiceberg.types import StringType
 
+from daemon.delta_writer import vectors
+from daemon.doctor.diagnosis import diagnose
 from daemon.errors import TargetChanged, Unsupported
 from daemon.iceberg.marker import shown_by
 from daemon.maintenance.maintainer import Maintainer
@@ -51,6 +53,12 @@ class Both:
         self.bench.table_options["foreign_deletes_max"] = share
         self.bench.reopen()
 
+    def doctor(self) -> tuple[str, str]:
+        """What `dvsync doctor` says of writes to Delta."""
+        found = diagnose(self.bench.settings, self.bench.context.log, self.bench.spark)
+        (writes,) = (finding for finding in found.findings if finding.subject == "writes to Delta")
+        return writes.verdict, writes.text
+
     def committed(self, version: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.delta.commit_path(version).read_text().splitlines()]
 
@@ -81,7 +89,11 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
 
 
 def test_deletes_come_to_delta(both: Both) -> None:
-    """One commit to Delta, one snapshot that names it, and the delete files stay as they are."""
+    """One commit to Delta, one snapshot that names it, and the delete files stay; `doctor` says so before."""
+    assert both.doctor() == (
+        "followed",
+        "deletes rows, by what others delete in Iceberg, up to 50% of the rows at a time",
+    )
     rows = {both.a: [0, 3], both.b: [1]}
     snapshot_id = both.delete(rows)
     before = both.bench.iceberg().inspect.delete_files().to_pylist()
@@ -236,7 +248,76 @@ def test_what_is_refused(both: Both) -> None:
     both.allow("50%")
     with pytest.raises(Unsupported):
         both.bench.sync()
+    verdict, text = both.doctor()
+    assert (verdict, "could not: the table does not allow new deletion vectors" in text) == ("note", True)
     assert both.newest() == both.delta.version
+
+
+def test_optimized_on_the_way(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Delta joins files after dvsync has looked where the rows are: nothing is committed, and the rows are back."""
+    put, delta = vectors.put_if_absent, both.delta
+
+    def late(*arguments: Any) -> bool:
+        joined = delta.write_file([*delta.rows[both.a], *delta.rows[both.b][:5]])
+        delta.commit([delta.remove(both.a), delta.remove(both.b), delta.add(joined)], operation="OPTIMIZE")
+        return put(*arguments)
+
+    both.delete({both.a: [0]})
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "put_if_absent", late)
+        both.bench.sync()
+    both.check()
+    assert not list(delta.folder.glob("deletion_vector_*"))[1:], "the vector of the delete is removed"
+
+
+def test_a_lost_memory_and_an_upgrade(tmp_path: Path) -> None:
+    """Neither a lost state database nor an upgrade that is due loses a delete."""
+    both = Both(tmp_path, format_version=2)
+    both.delete({both.a: [0, 3]})
+    both.bench.close()
+    both.bench.state_file.unlink()
+    both.bench.table_options["format_version"] = 3
+    both.bench.open()
+    both.bench.sync()
+    expect(both.delta, {both.a: [0, 3]})
+    both.check()
+    assert both.bench.iceberg().metadata.format_version == 3
+    both.delete({both.a: [1]})
+    both.bench.sync()
+    expect(both.delta, {both.a: [1]})
+    both.check()
+
+
+def test_the_target_of_another_table(tmp_path: Path) -> None:
+    """A wrong target is refused although somebody has deleted rows there: no Delta table changes."""
+    both = Both(tmp_path)
+    other = HandmadeTable(tmp_path / "other")
+    other.create()
+    both.delete({both.a: [0]})
+    bench = Bench(tmp_path / "dvsync", other.location, name="o", table_options={"foreign_deletes_max": "50%"})
+    with pytest.raises(TargetChanged, match="is that of t"):
+        bench.sync()
+    bench.close()
+    lost = Bench(tmp_path / "dvsync", other.location, state_name="o.db", table_options={"foreign_deletes_max": "50%"})
+    with pytest.raises(TargetChanged, match="shows another Delta table"):
+        lost.sync()
+    lost.close()
+    both.bench.sync()
+    expect(both.delta, {both.a: [0]})
+    both.check()
+
+
+def test_overwritten_are_other_commits_only(both: Both) -> None:
+    """With on_foreign_commit: overwrite, deletes still come to Delta, and rows that others add go."""
+    both.bench.table_options["on_foreign_commit"] = "overwrite"
+    both.bench.reopen()
+    both.delete({both.a: [0]})
+    both.bench.sync()
+    expect(both.delta, {both.a: [0]})
+    both.check()
+    add_in_iceberg(both.bench, f"{both.delta.location}/{both.a}")
+    both.bench.sync()
+    both.check()
 
 
 def test_maintenance_takes_over(both: Both) -> None:
@@ -250,6 +331,10 @@ def test_maintenance_takes_over(both: Both) -> None:
     maintainer = Maintainer(both.bench.context)
     maintainer.compact(Event())
     both.check()
+    shown = {each for each in both.bench.iceberg().inspect.delete_files()["file_path"].to_pylist()}
+    assert len(shown) == 2
+    if both.bench.iceberg().metadata.format_version == 2:
+        assert not any("00000-7-" in path for path in shown)
     with both.bench.iceberg().transaction() as transaction:
         transaction.set_properties({"gc.enabled": "true"})
     maintenance = both.bench.iceberg().maintenance

@@ -38,7 +38,7 @@ WITH_DELETIONS = ("dv growth", "shrunk dv", "removal", "first sync", "foreign")
 # Where it matters which commits are published.
 OF_A_CATALOG = ("append", "first sync", "several pending")
 # Where mirrors are made, and left.
-WITH_MIRRORS = {"append": "a third", "removal": "a third", "first sync": "a third"}
+WITH_MIRRORS = {"append": "a third", "removal": "a third", "first sync": "a third", "foreign": "a third"}
 
 
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.long)])

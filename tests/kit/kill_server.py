@@ -86,7 +86,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
 # catalog manages, or one with mirrors.
 FLAVOURS = ("file", "partition", "vectors", "managed", "mirrored")
 KINDS = {"managed": Managed, "mirrored": Mirrored}
-WITH_FOREIGN = ("file", "partition", "vectors")
+WITH_FOREIGN = ("file", "partition", "vectors", "mirrored")
 # What becomes of the commits that the catalog has ratified, between the kill and the next start.
 PUBLISHINGS = ("no", "published", "published and forgotten")
 
@@ -175,8 +175,12 @@ class Builder:
         shutil.copytree(self.folder / "bases" / "removal" / "dvsync", dvsync)
         bench = Case(table, self.flavour, []).bench()
         bench.follower.sync()
-        rows = {a: [0, 2], c: [0, 1]}
-        delete_in_iceberg(bench, {f"{table.location}/{path}": positions for path, positions in rows.items()})
+        rows, record = {a: [0, 2], c: [0, 1]}, bench.context.find_record()
+        assert record is not None
+        mirrors = {each.data_file: each.path for each in bench.store.list_live_mirrors(record.id)}
+        places = {path: f"{table.location}/{path}" for path in rows}
+        shown = {mirrors.get(place, place): rows[path] for path, place in places.items()}
+        delete_in_iceberg(bench, shown)
         bench.close()
         table.commit(table.delete({c: [0, 4]}), operation="DELETE")
         self._trace("foreign", Case(table, self.flavour, [*self.versions, table.version + 1], foreign=rows))
