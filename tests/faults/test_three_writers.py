@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -177,7 +177,7 @@ class History:
                 (positions,) = read_position_sets(FileIOStorage(), delta.location, [descriptor])
                 delta.live[add["path"]], delta.deleted[add["path"]] = add, {*as_bitmap(positions)}
 
-    def some(self, of: list[Any]) -> Iterable[Any]:
+    def some(self, of: list[Any]) -> list[Any]:
         return self.random.sample(of, min(len(of), self.random.randrange(1, 5)))
 
 
