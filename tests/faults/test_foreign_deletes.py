@@ -282,10 +282,6 @@ def test_a_lost_memory_and_an_upgrade(tmp_path: Path) -> None:
     expect(both.delta, {both.a: [0, 3]})
     both.check()
     assert both.bench.iceberg().metadata.format_version == 3
-    both.delete({both.a: [1]})
-    both.bench.sync()
-    expect(both.delta, {both.a: [1]})
-    both.check()
 
 
 def test_the_target_of_another_table(tmp_path: Path) -> None:
