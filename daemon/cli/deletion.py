@@ -33,7 +33,7 @@ def delete(
     ] = None,
     config: ConfigPath = None,
 ) -> None:
-    """Delete rows of a Delta table, by deletion vectors. The table's setting allow_delete must be true.
+    """Delete rows of a Delta table, by deletion vectors. The table's setting `deletes` must allow it.
 
     The Iceberg table follows, as after every commit to Delta. RESTORE in Delta takes a deletion back, until VACUUM.
     """
@@ -97,10 +97,10 @@ def delete(
 
 
 def _check_allowed(table: TableSettings) -> None:
-    if not table.allow_delete:
+    if not table.may_delete:
         raise ConfigInvalid(
             f"{table.name}: dvsync may not write to the Delta table",
-            hint="If it may delete rows there, set allow_delete: true for the table.",
+            hint="If it may delete rows there, set deletes: command for the table.",
         )
     if table.is_managed:
         raise Unsupported(

@@ -32,13 +32,13 @@ from daemon.config.value_types import (
     URL,
     Duration,
     Location,
-    Percentage,
     Properties,
     folder_names,
     identifier,
     or_reference,
     sqlite_file,
     time_zone_name,
+    who_deletes,
 )
 from daemon.masking import USERINFO, find_secrets
 from state.records import SourceEntry
@@ -180,11 +180,9 @@ class DefaultsSettings(_Frozen):
     on_schema_change: Literal["follow", "park"] = "follow"
     """If columns or partitioning of the Delta table change: follow, or park the table before the change until `dvsync
     resync` accepts it."""
-    allow_delete: bool = False
-    """Let [`dvsync delete`](deletes.md) delete rows of the Delta table."""
-    foreign_deletes_max: Annotated[float, Percentage] = Field(0.0, ge=0, le=1)
-    """Delete from the Delta table, too, what others [delete in Iceberg](deletes.md#deletes-made-in-iceberg), up to this
-    share of the rows at a time. With 0%, such a delete is a foreign commit."""
+    deletes: Annotated[str, AfterValidator(who_deletes)] = "none"
+    """Who may delete rows of the Delta table: nobody (none); [`dvsync delete`](deletes.md) (command); or also whoever
+    [deletes in Iceberg](deletes.md#deletes-made-in-iceberg), up to a share of the rows at a time, such as 10%."""
     tag_every: int | None = Field(None, ge=1, le=1_000_000_000)
     """[Tag](maintenance.md#tags-for-chosen-versions) the snapshot of each version that is a multiple of this."""
     tag_retention_s: Annotated[float, Duration] = Field(30.0 * DAY_S, alias="tag_retention", ge=60, le=3650 * DAY_S)
@@ -192,6 +190,15 @@ class DefaultsSettings(_Frozen):
     (delta.deletedFileRetentionDuration)."""
     version_hint: bool = False
     """Write metadata/version-hint.text after each commit, for readers [by folder](reading.md#by-folder)."""
+
+    @property
+    def may_delete(self) -> bool:
+        return self.deletes != "none"
+
+    @property
+    def foreign_deletes_max(self) -> float:
+        """The share of the rows that others may delete in Iceberg at a time, and so in Delta; 0 if they may not."""
+        return float(self.deletes[:-1]) / 100 if self.deletes.endswith("%") else 0.0
 
     @property
     def has_mirrors(self) -> bool:

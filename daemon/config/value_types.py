@@ -42,11 +42,11 @@ def duration_s(value: object) -> float:
     raise ValueError(f"{value!r} is not a duration: write a number and its unit, such as 500ms, 10s or 5m")
 
 
-def share_of(value: object) -> float:
-    """Convert `10%` to 0.1. A bare number is refused: it could be a share or a count."""
-    if isinstance(value, str) and (match := re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]+)?) ?%", value)):
-        return float(match[1]) / 100
-    raise ValueError(f"{value!r} is not a share: write a number and a percent sign, such as 10%")
+def who_deletes(value: str) -> str:
+    share = re.fullmatch(r"([0-9]{1,3}(\.[0-9]+)?)%", value)
+    if value in ("none", "command") or (share and 0 < float(share[1]) <= 100):
+        return value
+    raise ValueError(f"{value!r} is neither none nor command nor a share above 0% and up to 100%, such as 10%")
 
 
 def property_text(value: object) -> str:
@@ -121,7 +121,6 @@ def location_text(value: str) -> str:
 
 
 Duration = BeforeValidator(duration_s)
-Percentage = BeforeValidator(share_of)
 Location = Annotated[str, StringConstraints(min_length=1), AfterValidator(location_text)]
 Properties = dict[str, Annotated[str, BeforeValidator(property_text), WrapValidator(or_reference)]]
 # PyIceberg wants lists of them. Until then they are texts.

@@ -167,11 +167,10 @@ def _of_protocol(state: TableState, settings: TableSettings) -> Iterator[Finding
 def _of_writing(state: TableState, settings: TableSettings) -> Iterator[Finding]:
     """What dvsync may write to the Delta table, and whether it could."""
     subject, ways = "writes to Delta", list[str]()
-    if settings.allow_delete:
+    if settings.may_delete:
         ways.append("`dvsync delete`")
     if settings.foreign_deletes_max:
-        share = f"{100 * settings.foreign_deletes_max:g}%"
-        ways.append(f"what others delete in Iceberg, up to {share} of the rows at a time")
+        ways.append(f"what others delete in Iceberg, up to {settings.deletes} of the rows at a time")
     for why in _checked(subject, partial(check_writable, state.protocol, state.metadata)) if ways else ():
         yield Finding(Verdict.NOTE, subject, f"dvsync may delete rows, and could not: {why.text}", why.hint)
         return

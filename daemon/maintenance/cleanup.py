@@ -230,12 +230,12 @@ def _due_among(
             done.left["written for a table that was dropped, renamed or moved to another catalog"] += 1
         elif name_of(file.path) in in_use:
             done.left["used by a snapshot"] += 1
-        elif not own.may_have_written(file):
-            done.left["another program wrote it"] += 1
         elif file.since_ms > due_ms:
             done.left[IN_GRACE] += 1
         elif not own.has(file.path):
             done.left["it lies outside of the table's own folders"] += 1
+        elif not own.may_have_written(file):
+            done.left["another program wrote it"] += 1
         else:
             due.append(file)
     return due

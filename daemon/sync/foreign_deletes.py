@@ -208,11 +208,13 @@ class _ForeignDeletes:
 
     def check_share(self, rows: Rows) -> None:
         """Raise `TargetChanged` if these are more of the table's rows than the settings allow."""
-        account, share = find_account(self._own), self._context.settings.foreign_deletes_max
+        account, settings = find_account(self._own), self._context.settings
         count = sum(map(len, rows.values()))
-        if account is None or count > share * account.live_rows:
+        if account is None or count > settings.foreign_deletes_max * account.live_rows:
             of_all = f" of {account.live_rows:,}" if account else ""
-            raise self._refused(f"{counted(count, 'row')}{of_all} deleted, and foreign_deletes_max is {100 * share:g}%")
+            raise self._refused(
+                f"{counted(count, 'row')}{of_all} deleted, and the setting `deletes` is {settings.deletes}"
+            )
 
     def shown_by(self, snapshot: Snapshot) -> Rows:
         """Return all deleted rows of the data files that were touched, as `snapshot` shows them; all of a removed file.

@@ -21,7 +21,7 @@ CONFIG = """
 catalogs: {{local: {{type: sql, uri: "sqlite:///{folder}/catalog.db", warehouse: "{folder}/warehouse"}}}}
 state: {{url: "sqlite:///{folder}/state.db"}}
 defaults: {{engine: local}}
-tables: [{{source: "{folder}/t", target: db.t, allow_delete: {allowed}}}]
+tables: [{{source: "{folder}/t", target: db.t, deletes: {allowed}}}]
 """
 
 
@@ -33,7 +33,7 @@ def table(tmp_path: Path) -> HandmadeTable:
     return made
 
 
-def command(table: HandmadeTable, *words: str, allowed: str = "true") -> CompletedProcess[str]:
+def command(table: HandmadeTable, *words: str, allowed: str = "command") -> CompletedProcess[str]:
     folder = table.folder.parent
     (folder / "config.yaml").write_text(CONFIG.format(folder=folder, allowed=allowed))
     return run_forked([*words], folder=folder)
@@ -67,10 +67,10 @@ def test_a_deletion(table: HandmadeTable) -> None:
 @pytest.mark.parametrize(
     ("allowed", "words", "said"),
     [
-        ("false", ("db.t", "--where", "id = 1"), "dvsync may not write to the Delta table"),
-        ("true", ("db.other", "--where", "id = 1"), "no such table"),
-        ("true", ("db.t", "--where", "id = "), "the predicate cannot be used"),
-        ("true", ("db.t",), "Missing option '--where'"),
+        ("none", ("db.t", "--where", "id = 1"), "dvsync may not write to the Delta table"),
+        ("command", ("db.other", "--where", "id = 1"), "no such table"),
+        ("command", ("db.t", "--where", "id = "), "the predicate cannot be used"),
+        ("command", ("db.t",), "Missing option '--where'"),
     ],
 )
 def test_what_is_refused(table: HandmadeTable, allowed: str, words: tuple[str, ...], said: str) -> None:

@@ -36,7 +36,7 @@ class Both:
         self.a, self.b = (self._file(n, "x") for n in range(2))
         self.c = self._file(2, "y")
         self.delta.commit([self.delta.add(self.a), self.delta.add(self.b, deleted=[5]), self.delta.add(self.c)])
-        options = {"foreign_deletes_max": "50%", **options}
+        options = {"deletes": "50%", **options}
         self.bench = Bench(folder / "dvsync", self.delta.location, table_options=options)
         self.bench.sync()
 
@@ -50,7 +50,7 @@ class Both:
         )
 
     def allow(self, share: str) -> None:
-        self.bench.table_options["foreign_deletes_max"] = share
+        self.bench.table_options["deletes"] = share
         self.bench.reopen()
 
     def doctor(self) -> tuple[str, str]:
@@ -92,7 +92,7 @@ def test_deletes_come_to_delta(both: Both) -> None:
     """One commit to Delta, one snapshot that names it, and the delete files stay; `doctor` says so before."""
     assert both.doctor() == (
         "followed",
-        "deletes rows, by what others delete in Iceberg, up to 50% of the rows at a time",
+        "deletes rows, by `dvsync delete` and what others delete in Iceberg, up to 50% of the rows at a time",
     )
     rows = {both.a: [0, 3], both.b: [1]}
     snapshot_id = both.delete(rows)
@@ -225,7 +225,7 @@ def test_what_is_refused(both: Both) -> None:
         assert both.newest() == both.delta.version
 
     both.delete({both.a: range(5), both.c: range(4)})
-    refused(r"9 rows of 17 deleted, and foreign_deletes_max is 50%")
+    refused(r"9 rows of 17 deleted, and the setting `deletes` is 50%")
     both.bench.sync(full=True)
     add_in_iceberg(both.bench, f"{both.delta.location}/{both.a}")
     refused("1 data file came, such as")
@@ -239,7 +239,7 @@ def test_what_is_refused(both: Both) -> None:
     both.delete({both.b: [5]})
     shown = both.bench.sync()
     assert (shown.snapshots, both.newest()) == (1, both.delta.version)
-    both.allow("0%")
+    both.allow("command")
     both.delete({both.b: [0]})
     refused("was changed by someone else: not committed by dvsync: snapshot")
     both.delta.commit(
@@ -290,11 +290,11 @@ def test_the_target_of_another_table(tmp_path: Path) -> None:
     other = HandmadeTable(tmp_path / "other")
     other.create()
     both.delete({both.a: [0]})
-    bench = Bench(tmp_path / "dvsync", other.location, name="o", table_options={"foreign_deletes_max": "50%"})
+    bench = Bench(tmp_path / "dvsync", other.location, name="o", table_options={"deletes": "50%"})
     with pytest.raises(TargetChanged, match="is that of t"):
         bench.sync()
     bench.close()
-    lost = Bench(tmp_path / "dvsync", other.location, state_name="o.db", table_options={"foreign_deletes_max": "50%"})
+    lost = Bench(tmp_path / "dvsync", other.location, state_name="o.db", table_options={"deletes": "50%"})
     with pytest.raises(TargetChanged, match="shows another Delta table"):
         lost.sync()
     lost.close()

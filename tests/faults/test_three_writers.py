@@ -50,7 +50,7 @@ class History:
         self.delta.create()
         self.append()
         self.append()
-        options = {"foreign_deletes_max": "100%", "format_version": random.choice((2, 3))}
+        options = {"deletes": "100%", "format_version": random.choice((2, 3))}
         self.bench = Bench(folder / "dvsync", self.delta.location, table_options=options)
         self.rejected = 0
         self.sync()

@@ -22,7 +22,7 @@ CONFIG = """
 catalogs: {{local: {catalog}}}
 state: {{url: "sqlite:///{folder}/state.db"}}
 defaults: {{engine: local, format_version: {format_version}}}
-tables: [{{source: "{folder}/t", target: lake.t, foreign_deletes_max: 30%}}]
+tables: [{{source: "{folder}/t", target: lake.t, deletes: 30%}}]
 """
 # Four files of 100 rows.
 ROWS = "SELECT id, concat('name ', id % 10), concat('p', id DIV 100) FROM range(0, 400, 1, 4)"

@@ -21,7 +21,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from daemon.config.settings import NOTIFIED, DefaultsSettings, Settings, TableSettings
-from daemon.config.value_types import Duration, Percentage
+from daemon.config.value_types import Duration
 
 WORDS: dict[Any, str] = {
     bool: "`true`, `false`",
@@ -145,8 +145,6 @@ def _spelled(field: FieldInfo, value: Any) -> str:
         return str(value).lower()
     if Duration in _metadata(field):
         return _with_unit(value, TIME_UNITS, 1000, "ms")
-    if Percentage in _metadata(field):
-        return f"{value:.0%}"
     if ByteSize in _kinds(field.annotation):
         return _with_unit(value, SIZE_UNITS, 1, "B")
     return f"{value:g}" if isinstance(value, float) else str(value)

@@ -105,10 +105,7 @@ class Case:
     def bench(self) -> Bench:
         definition.DELETE_GRANULARITY_DEFAULT = "partition" if self.flavour == "partition" else "file"
         news.FOLD_AFTER_VERSIONS = self.fold_after_versions
-        options: dict[str, Any] = {
-            "format_version": 3 if self.flavour == "vectors" else 2,
-            "foreign_deletes_max": "50%",
-        }
+        options: dict[str, Any] = {"format_version": 3 if self.flavour == "vectors" else 2, "deletes": "50%"}
         if self.flavour == "mirrored":
             options["mirrors"] = "copy"
         of_catalog: dict[str, Any] = {}

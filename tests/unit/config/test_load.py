@@ -73,7 +73,7 @@ def test_a_table_overrides_defaults_key_by_key(load):
     """What a table writes holds for it, the rest comes from the shared sections; the name is the target."""
     settings = load(
         ONE_CATALOG + "maintenance: {snapshots_max: 7}\n"
-        "defaults: {poll_interval: 2s, engine: local, foreign_deletes_max: 12.5%}\n"
+        "defaults: {poll_interval: 2s, engine: local, deletes: 12.5%}\n"
         "tables:\n"
         "- {source: x, target: a.b, name: orders, poll_interval: 1m30s, engine: spark,\n"
         "  maintenance: {steps: [compact, cleanup]}}\n"
@@ -83,7 +83,7 @@ def test_a_table_overrides_defaults_key_by_key(load):
     assert (first.name, first.poll_interval_s, first.engine) == ("orders", 90.0, "spark")
     assert (first.maintenance.steps, first.maintenance.snapshots_max) == (("compact", "cleanup"), 7)
     assert (second.name, second.poll_interval_s, second.engine) == ("a.c", 2.0, "local")
-    assert second.foreign_deletes_max == 0.125
+    assert (second.may_delete, second.foreign_deletes_max) == (True, 0.125)
     assert first.catalog == second.catalog == "local"
 
 
@@ -271,10 +271,10 @@ def test_secrets_of_hooks_are_masked(load):
     assert {"http://h/hidden-2", "hidden-3"} <= settings.secrets()
 
 
-@pytest.mark.parametrize("share", ["10", "0.1", "ten %", "101%", "-1%", "null"])
-def test_a_share_needs_a_percent_sign_and_sane_bounds(load, share):
-    faults = faults_of(load, f"{ONE_CATALOG}defaults: {{foreign_deletes_max: {share}}}")
-    assert [fault.partition(": ")[0] for fault in faults] == ["defaults.foreign_deletes_max"]
+@pytest.mark.parametrize("who", ["10", "0.1", "ten%", "0%", "101%", "-1%", "true", "null", "both"])
+def test_who_deletes_is_told_by_a_word_or_a_share(load, who):
+    faults = faults_of(load, f"{ONE_CATALOG}defaults: {{deletes: {who}}}")
+    assert [fault.partition(": ")[0] for fault in faults] == ["defaults.deletes"]
 
 
 @pytest.mark.parametrize("duration", ["10", "10.5", "soon", "''", "-5s", "0s", "2d", "null"])

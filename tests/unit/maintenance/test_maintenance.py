@@ -33,6 +33,8 @@ from tests.kit.checks import check_files, check_memory, read_entries, rows_of, t
 from tests.kit.handmade import ARROW, GRANULARITY, Bench, HandmadeTable
 from tests.kit.readers import duckdb_connection
 
+# Names that dvsync gives.
+REST, GONE = (f"0b6c2f0e-8f0d-4f0e-9d3c-2f1f0c8a7b6d-7-m{number}.avro" for number in range(2))
 HOUR_S = 3600
 
 
@@ -506,25 +508,26 @@ def test_properties_that_make_no_sense_count_as_unset(make: Callable[..., World]
 
 
 def test_only_orphans_in_the_tables_own_places_are_removed(make: Callable[..., World], tmp_path: Path) -> None:
-    """Not behind a link, not behind `..`, not beside the table, never in the Delta table; what is gone is no error."""
+    """Not behind a link or `..`, not beside the table or in the Delta table, not by others' names; gone is no error."""
     world = make()
     folder = Path(world.bench.iceberg().location().removeprefix("file://"))
-    inside, outside = folder / "metadata" / "rest.avro", tmp_path / "elsewhere" / "rest.avro"
+    inside, outside = folder / "metadata" / REST, tmp_path / "elsewhere" / REST
     (tmp_path / "linked").mkdir()
     (folder / "link").symlink_to(tmp_path / "linked")
-    behind_link = folder / "link" / "rest.avro"
+    behind_link = folder / "link" / REST
     deltas = world.table.folder / world.paths[0]
-    beside = folder.with_name(folder.name + "2") / "rest.avro"
-    for path in (inside, outside, behind_link, beside):
+    beside = folder.with_name(folder.name + "2") / REST
+    theirs = inside.with_name("0b6c2f0e-8f0d-4f0e-9d3c-2f1f0c8a7b6d-m0.avro")
+    for path in (inside, outside, behind_link, beside, theirs):
         world.orphan(path)
-    world.orphan(f"file://{folder}/metadata/../../../../elsewhere/rest.avro")
+    world.orphan(f"file://{folder}/metadata/../../../../elsewhere/{REST}")
     world.orphan(f"file://{deltas}", FileKind.DELETE_FILE)
-    world.orphan(f"file://{folder}/metadata/gone.avro")
+    world.orphan(f"file://{folder}/metadata/{GONE}")
     done = world.clean_up()
-    assert {os.path.basename(file.path) for file in done.removed} == {"rest.avro", "gone.avro"}
-    assert done.left == {"it lies outside of the table's own folders": 5}
+    assert {os.path.basename(file.path) for file in done.removed} == {REST, GONE}
+    assert done.left == {"it lies outside of the table's own folders": 5, "another program wrote it": 1}
     assert not inside.exists()
-    assert all(path.exists() for path in (outside, behind_link, beside, deltas))
+    assert all(path.exists() for path in (outside, behind_link, beside, deltas, theirs))
     assert world.clean_up().removed == []
 
 
@@ -557,22 +560,23 @@ def test_a_file_that_cannot_be_removed_is_told_and_tried_again(
     """The others are removed all the same."""
     world = make()
     folder = Path(world.bench.iceberg().location().removeprefix("file://"))
-    for name in "abc":
-        world.orphan(folder / f"{name}.avro")
+    a, b, c = (f"0b6c2f0e-8f0d-4f0e-9d3c-2f1f0c8a7b6d-7-m{number}.avro" for number in range(3))
+    for name in (a, b, c):
+        world.orphan(folder / name)
     inner = FileIOStorage.delete
 
     def delete(storage: FileIOStorage, path: str) -> None:
-        if path.endswith("b.avro"):
+        if path.endswith(b):
             raise ObjectStoreAway("access denied", path=path, hint="None.")
         inner(storage, path)
 
     with monkeypatch.context() as patch:
         patch.setattr(FileIOStorage, "delete", delete)
         done = world.clean_up()
-    assert sorted(os.path.basename(file.path) for file in done.removed) == ["a.avro", "c.avro"]
+    assert sorted(os.path.basename(file.path) for file in done.removed) == [a, c]
     (failure,) = done.failed
-    assert "access denied" in failure and "b.avro" in failure
-    assert [os.path.basename(file.path) for file in world.clean_up().removed] == ["b.avro"]
+    assert "access denied" in failure and b in failure
+    assert [os.path.basename(file.path) for file in world.clean_up().removed] == [b]
 
 
 def test_a_scan_finds_what_no_row_tells_of(make: Callable[..., World]) -> None:
