@@ -75,7 +75,7 @@ class Sides:
         assert "up to date" in self.sync()
 
 
-@pytest.mark.parametrize("format_version", [2, 3])
+@pytest.mark.parametrize("format_version", [2, pytest.param(3, marks=pytest.mark.long)])
 def test_deletes_of_spark(spark: SparkSession, tmp_path: Path, format_version: int) -> None:
     """Rows, files and partitions; rows that Delta moves at the same time; Delta's own commands go on from there."""
     both = Sides(spark, tmp_path, format_version, ", 'delta.enableRowTracking' = 'true'")
