@@ -79,6 +79,16 @@ def test_the_installed_command_works_anywhere(dvsync: Path, tmp_path: Path):
     assert (paused.returncode, (tmp_path / "var" / "dvsync.db").exists()) == (0, True), paused.stderr
 
 
+def test_beside_python_daemon_nothing_starts(wheel: Path, tmp_path: Path):
+    """By this file of its `daemon`, which no order of installation overwrites."""
+    command = install(wheel, tmp_path)
+    (folder,) = tmp_path.glob("lib/python3.*/site-packages/daemon")
+    (folder / "daemon.py").touch()
+    refused = ask(command, "--version", folder=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"python-daemon is installed in {folder}, too")
+
+
 CONFIG = """
 catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}
 spark: {conf: {spark.jars.ivy: ivy}}

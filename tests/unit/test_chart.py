@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import tomllib
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -19,9 +18,8 @@ from lightkube.models.core_v1 import ConfigMap, Service
 
 from daemon.config.load import load_settings
 from daemon.config.share import Share
+from deploy.release import CHART, ROOT, VERSION, write_chart
 
-ROOT = Path(__file__).parents[2]
-CHART = ROOT / "deploy" / "helm"
 KINDS = {"ConfigMap": ConfigMap, "Service": Service, "StatefulSet": StatefulSet}
 CONFIG = {
     "catalogs": {"lake": {"type": "rest", "uri": "http://catalog:8181", "credential": {"env": "CATALOG_CREDENTIAL"}}},
@@ -54,8 +52,8 @@ RENDER = """
 import json, sys
 import helm_python as helm
 
-answers, (folder, cases) = {}, json.load(sys.stdin)
-with helm.Chart.load(folder) as chart:
+answers, (folder, archive, cases) = {}, json.load(sys.stdin)
+with helm.Chart.load(archive) as chart:
     for name, values in cases.items():
         answers[name] = answer = {"linted": helm.lint(folder, values)}
         try:
@@ -67,11 +65,14 @@ json.dump(answers, sys.stdout)
 
 
 @pytest.fixture(scope="module")
-def answers() -> dict[str, dict[str, Any]]:
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What Helm finds in the chart, and makes of it as it is released, for each of `VALUES` and `WRONG`."""
     if find_spec("helm_python") is None:
         assert "CI" not in os.environ, "helm-python-sdk is not installed"
         pytest.skip("helm-python-sdk is made for Linux on x86-64 only")
-    asked = json.dumps([str(CHART), VALUES | WRONG])
+    packed = tmp_path_factory.mktemp("chart")
+    write_chart(packed, 0)
+    asked = json.dumps([str(CHART), str(packed / f"dvsync-{VERSION}.tgz"), VALUES | WRONG])
     rendered = subprocess.run([sys.executable, "-c", RENDER], input=asked, capture_output=True, text=True, check=True)
     answered: dict[str, dict[str, Any]] = json.loads(rendered.stdout)
     return answered
@@ -136,12 +137,11 @@ def test_the_configuration_arrives(rendered, tmp_path: Path, monkeypatch: pytest
 
 
 def test_values_say_which_image(rendered):
-    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     pods = {name: manifests["StatefulSet"]["spec"]["template"]["spec"] for name, manifests in rendered.items()}
     images = {name: pod["containers"][0]["image"] for name, pod in pods.items()}
     assert images == {
-        "least": f"dvsync:{version}",
-        "slim": f"dvsync-slim:{version}",
+        "least": f"dvsync:{VERSION}",
+        "slim": f"dvsync-slim:{VERSION}",
         "full": "registry.example.org/dvsync:mine",
     }
     assert pods["full"]["serviceAccountName"] == "dvsync"
@@ -154,7 +154,9 @@ def test_prometheus_finds_the_pods_and_has_the_alerts(rendered):
     assert manifests["PrometheusRule"]["spec"] == yaml.safe_load((ROOT / "deploy" / "alerts.yaml").read_text())
     monitor, service = manifests["ServiceMonitor"], manifests["Service"]
     assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert [each["port"] for each in monitor["spec"]["endpoints"]] == [each["name"] for each in service["spec"]["ports"]]
+    assert [each["port"] for each in monitor["spec"]["endpoints"]] == [
+        each["name"] for each in service["spec"]["ports"]
+    ]
     pod = manifests["StatefulSet"]["spec"]["template"]
     assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
     for kind in ("PrometheusRule", "ServiceMonitor"):
