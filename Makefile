@@ -90,7 +90,7 @@ build: $(STAMPS)/dvsync ## wheel and sdist in dist/
 	$(BIN)/python -m build --no-isolation
 
 release: $(STAMPS)/dvsync ## what is published of VERSION=0.1.0, in dist/0.1.0
-	$(BIN)/python -m deploy.release "$(VERSION)"
+	$(BIN)/python -m deploy.release "$(or $(VERSION),$(error say which: make release VERSION=0.1.0))"
 
 docs: $(STAMPS)/dvsync ## rewrite the keys in docs/configuration.md from the settings' descriptions
 	sed --in-place '/^## Keys$$/q' docs/configuration.md
