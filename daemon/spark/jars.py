@@ -102,8 +102,8 @@ def check_pipeline(settings: SparkSettings) -> int:
     except PackageNotFoundError:
         raise PipelineAway(
             "PySpark is not installed, and Spark is needed",
-            hint="Install dvsync with its extra `spark` and Java 17, or take the image dvsync, not dvsync-slim. With "
-            "`engine: local`, dvsync follows large tables without Spark, in its own memory.",
+            hint="Install dvsync with its extra `spark` and Java 17, or take the image dvsync, not dvsync-slim. "
+            "Without Spark, large tables are followed with `engine: local`, and verified by `dvsync verify --metadata`.",
         ) from None
     if not pyspark.startswith(f"{SPARK_LINE}."):
         raise PipelineAway(

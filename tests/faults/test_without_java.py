@@ -73,8 +73,12 @@ def test_tables_are_followed_without_java_and_pyspark(tmp_path: Path) -> None:
         assert (error["kind"], "extra `spark`" in error["hint"]) == ("PipelineAway", True)
         running.synced_to("own", 2)
         delete = [dvsync, "delete", "own", "--where", "id BETWEEN 10 AND 13"]
-        deleted = subprocess.run(delete, cwd=tmp_path, env={"PATH": "/nowhere"}, capture_output=True, check=False)
-        assert deleted.returncode == 0, deleted.stderr
+        for engine, code, told in (("spark", 1, "PySpark is not installed"), ("local", 0, "deleted 3 rows")):
+            words = [*delete, "--engine", engine]
+            done = subprocess.run(
+                words, cwd=tmp_path, env={"PATH": "/nowhere"}, capture_output=True, text=True, check=False
+            )
+            assert (done.returncode, told in done.stdout + done.stderr) == (code, True), done.stderr
         running.synced_to("own", 3)
         process = psutil.Process(running.process.pid)
         assert process.children(recursive=True) == []
