@@ -103,7 +103,7 @@ def check_pipeline(settings: SparkSettings) -> int:
         raise PipelineAway(
             "PySpark is not installed, and Spark is needed",
             hint="Install dvsync with its extra `spark` and Java 17, or take the image dvsync, not dvsync-slim. "
-            "Without Spark, large tables are followed with `engine: local`, and verified by `dvsync verify --metadata`.",
+            "Without Spark, large tables are followed with `engine: local`, and `dvsync verify --metadata` works.",
         ) from None
     if not pyspark.startswith(f"{SPARK_LINE}."):
         raise PipelineAway(
