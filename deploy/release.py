@@ -143,7 +143,7 @@ def make(folder: Path, epoch_s: int) -> None:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     write_notes(folder)
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(ROOT)]
     environment = {**os.environ, "SOURCE_DATE_EPOCH": str(epoch_s)}
     subprocess.run(build, env=environment, stdout=subprocess.DEVNULL, check=True)
     write_bill_of_materials(folder, epoch_s)
