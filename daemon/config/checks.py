@@ -9,7 +9,7 @@ from importlib.metadata import distributions
 
 from daemon.config.readable import SENT_TEXT, Readable
 from daemon.config.settings import Settings, SourceName, TableSettings
-from daemon.store.locations import canonical, vacuum_cleans
+from daemon.store.locations import by_spelling, canonical, vacuum_cleaners
 
 # A shorter token could be guessed.
 TOKEN_MIN = 16
@@ -202,11 +202,11 @@ def _places_that_vacuum_cleans(readable: Readable) -> Iterator[str]:
     ]
     for place, table in readable.tables():
         written += [(f"{place}.{key}", getattr(table, key) or "") for key in ("location", "delete_files_location")]
-    sources = sorted({table.source for table in readable.settings.tables})
+    # Thousands of tables have thousands of locations: not each is compared with each.
+    sources = by_spelling(table.source for table in readable.settings.tables)
     for place, location in written:
-        for source in sources:
-            if vacuum_cleans(location, source):
-                yield (
-                    f"{place}: {location} is inside the Delta table {source}, where VACUUM removes every file that"
-                    " Delta does not know: choose a folder outside of it, or one whose name begins with '_' or '.'"
-                )
+        for source in sorted(vacuum_cleaners(location, sources)) if location else ():
+            yield (
+                f"{place}: {location} is inside the Delta table {source}, where VACUUM removes every file that"
+                " Delta does not know: choose a folder outside of it, or one whose name begins with '_' or '.'"
+            )

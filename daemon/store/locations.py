@@ -6,6 +6,7 @@ This is apart from `storage`, so that reading a configuration does not import Py
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,9 +48,24 @@ def parts_below(path: str, place: str) -> list[str] | None:
 
 def vacuum_cleans(location: str, source: str) -> bool:
     """Return whether VACUUM or log cleanup of the Delta table at `source` would remove files at `location`."""
-    inner, outer = ({canonical(place), real(place)} for place in (location, source))
-    below = (parts_below(path, place) for path in inner for place in outer)
-    return any(parts is not None and not _is_hidden(parts) for parts in below)
+    return bool(vacuum_cleaners(location, by_spelling([source])))
+
+
+def vacuum_cleaners(location: str, sources: Mapping[str, str]) -> set[str]:
+    """Return which Delta tables' VACUUM or log cleanup would remove files at `location`. `sources` is `by_spelling`."""
+    found = set()
+    for path in by_spelling([location]):
+        parts = path.split("/")
+        for depth in range(1, len(parts) + 1):
+            source = sources.get("/".join(parts[:depth]))
+            if source is not None and not _is_hidden(parts[depth:]):
+                found.add(source)
+    return found
+
+
+def by_spelling(locations: Iterable[str]) -> dict[str, str]:
+    """Return the canonical and the real spelling of each location, and the location."""
+    return {spell(each).rstrip("/"): each for each in locations for spell in (canonical, real)}
 
 
 def _is_hidden(parts: list[str]) -> bool:

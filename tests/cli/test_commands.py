@@ -30,7 +30,7 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
 from typer.main import get_command
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from daemon.cli.commands import app
 from daemon.clock import SystemClock
@@ -42,6 +42,7 @@ from state.sql.store import StateStore
 from tests.kit.daemons import set_constants, write_config
 from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.invoke import invoke
 
 CATALOGS = 'catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}\n'
 EMPTY = CATALOGS + "health: {port: 0}\nlog: {format: json}\n"
@@ -120,7 +121,7 @@ def groups(command: Any, *names: str) -> Iterator[tuple[tuple[str, ...], dict[st
 )
 def test_help_shows_whole_sentences(names: tuple[str, ...], commands: dict[str, Any]):
     """At 80 columns each command's line is the first sentence of its help, and nothing is cut."""
-    output = CliRunner().invoke(app, [*names, "--help"], env={"COLUMNS": "80"}).output
+    output = invoke([*names, "--help"], env={"COLUMNS": "80"}).output
     shown = dict(line.split(maxsplit=1) for line in output.partition("Commands:\n")[2].splitlines())
     assert "..." not in output.partition("Options:")[2]
     assert shown
@@ -506,7 +507,7 @@ def test_a_source_that_nobody_can_read_hides_no_other_table(tmp_path):
             defaults={"engine": "local"},
             tables=[{"name": name, "source": source, "target": f"l.{name}"} for name, source in entries.items()],
         )
-        return CliRunner().invoke(app, [*words, "--config", str(tmp_path / "config.yaml")])
+        return invoke([*words, "--config", str(tmp_path / "config.yaml")])
 
     check = run("config", "check", none="s3:///t", cut="s3://b/a#b")
     assert (check.exit_code, check.output.count("empty part between two slashes")) == (2, 2)
@@ -574,7 +575,7 @@ def here(tmp_path: Path):
 
     def run(config: str, *words: str, code: int = 0) -> str:
         (tmp_path / "config.yaml").write_text(config + "defaults: {engine: local}\n")
-        done = CliRunner().invoke(app, [*words, "--config", str(tmp_path / "config.yaml")])
+        done = invoke([*words, "--config", str(tmp_path / "config.yaml")])
         assert done.exit_code == code, done.output
         return done.output
 
@@ -618,7 +619,7 @@ def test_config_check_says_that_data_and_metadata_are_in_two_places(tmp_path: Pa
     """Who reads the one may not reach the other."""
     catalogs = CATALOGS.replace("var/warehouse", warehouse)
     (tmp_path / "config.yaml").write_text(f"{catalogs}tables: [{{source: '{source}', target: db.a}}]\n")
-    done = CliRunner().invoke(app, ["config", "check", "--config", str(tmp_path / "config.yaml")])
+    done = invoke(["config", "check", "--config", str(tmp_path / "config.yaml")])
     assert (done.exit_code, "readers need both" in done.output) == (0, is_split)
 
 

@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from daemon.cli import init, survey
-from daemon.cli.commands import app
 from daemon.cli.init import CATALOG, HEAD
 from daemon.config.load import load_settings
 from daemon.config.settings import Settings
 from tests.kit.handmade import HandmadeTable
+from tests.kit.invoke import invoke
 
 
 @pytest.fixture(autouse=True)
@@ -100,7 +99,7 @@ def test_a_search_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dvsync(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, arguments)
+    result = invoke(arguments)
     return result.exit_code, result.output
 
 

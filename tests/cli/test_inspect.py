@@ -11,12 +11,11 @@ from typing import Any
 import pytest
 from click.testing import Result
 from rich.filesize import decimal
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from state import FileKind, OrphanReason
 from tests.kit.handmade import GRANULARITY, Bench, HandmadeTable
 from tests.kit.handmade_mirrored import Mirrored
+from tests.kit.invoke import invoke
 
 CONFIG = """
 state: {url: "sqlite:///state.db"}
@@ -58,7 +57,7 @@ def world(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
 
 
 def inspect(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["inspect", "t", *arguments], env={"COLUMNS": "80"})
+    return invoke(["inspect", "t", *arguments], env={"COLUMNS": "80"})
 
 
 def answer(*arguments: str) -> Any:
@@ -159,7 +158,7 @@ def test_a_table_that_was_never_synced(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "config.yaml").write_text(CONFIG)
     HandmadeTable(tmp_path / "data" / "t").create()
     for command in ("inspect", "snapshots"):
-        done = CliRunner().invoke(app, [command, "t"])
+        done = invoke([command, "t"])
         assert (done.exit_code, "dvsync sync t" in done.stderr) == (1, True)
 
 
@@ -189,6 +188,6 @@ def test_mirrors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run(command: str, *arguments: str) -> str:
-    done = CliRunner().invoke(app, [command, "t", *arguments])
+    done = invoke([command, "t", *arguments])
     assert done.exit_code == 0, done.output
     return done.stdout

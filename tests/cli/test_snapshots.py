@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
+from tests.kit.invoke import invoke
 from tests.kit.readers import ask_clickhouse, duckdb_connection
 
 CONFIG = """
@@ -82,7 +81,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Ask:
 
     def asked(*arguments: str) -> tuple[int, Any]:
         command = arguments if arguments[:1] == ("show",) else ("snapshots", "t", *arguments)
-        done = CliRunner().invoke(app, [*command, "--json"])
+        done = invoke([*command, "--json"])
         assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
         return done.exit_code, json.loads(done.stdout) if done.stdout else done.stderr
 
@@ -129,7 +128,7 @@ def test_what_the_table_shows_now(world: World, ask: Ask) -> None:
     for reader in ("PyIceberg", "DuckDB", "Polars", "ClickHouse"):
         assert read(shown["read"][reader], reader) == world.rows[7], reader
     assert (shown["read"]["Spark"], shown["read"]["Trino"]) == ("SELECT * FROM local.lake.t",) * 2
-    text = CliRunner().invoke(app, ["show", "t"], env={"COLUMNS": "40"}).output
+    text = invoke(["show", "t"], env={"COLUMNS": "40"}).output
     assert f"\n  metadata  {iceberg.metadata_location}\n" in text, "nothing is cut"
     assert "\n  shows     Delta version 7; the versions after 6 changed no rows\n" in text
     assert f"\nClickHouse:\n  {shown['read']['ClickHouse']}\n" in text
@@ -141,7 +140,7 @@ def test_a_table_that_someone_else_changed(world: World, ask: Ask) -> None:
     iceberg.append(iceberg.scan(limit=1).to_arrow())
     code, shown = ask("show", "t")
     assert (code, shown["version"], shown["snapshot"]["operation"]) == (0, None, "append")
-    assert "no Delta version" in CliRunner().invoke(app, ["show", "t"]).output
+    assert "no Delta version" in invoke(["show", "t"]).output
 
 
 def test_a_table_that_is_not_there_yet(tmp_path: Path, ask: Ask) -> None:
@@ -228,7 +227,7 @@ def test_the_list(world: World, ask: Ask) -> None:
     assert [each["references"] for each in found if each["references"]] == [["delta-v4"], ["delta-v0"]]
     assert [each["version"] for each in found if each["is_current"]] == [6]
     assert len(ask("--limit", "2")[1]) == 2
-    text = CliRunner().invoke(app, ["snapshots", "t", "--limit", "2"], env={"COLUMNS": "80"}).output.splitlines()
+    text = invoke(["snapshots", "t", "--limit", "2"], env={"COLUMNS": "80"}).output.splitlines()
     ids = [each["snapshot_id"] for each in found]
     assert text[0].split()[:2] == ["snapshot", "shows"]
     assert [line.split()[:2] for line in text if line[0].isdigit()] == [[str(ids[0]), "5-6"], [str(ids[1]), "4"]]
@@ -236,7 +235,7 @@ def test_the_list(world: World, ask: Ask) -> None:
     assert text[4].strip() == "held by delta-v4"
     assert text[-1] == "and 4 older: --limit shows more"
     assert max(map(len, text)) <= 80
-    asked = CliRunner().invoke(app, ["snapshots", "t", "--version", "4"]).output
+    asked = invoke(["snapshots", "t", "--version", "4"]).output
     assert f"\nDuckDB:\n  SELECT * FROM iceberg_scan('{world.bench.iceberg().metadata_location}', " in asked
 
 

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from daemon.cli.commands import app
 from tests.kit.daemons import write_config
 from tests.kit.handmade import HandmadeTable, new_uuid
+from tests.kit.invoke import invoke
 from tests.kit.unity import Answer, UnityServer, UnityTable, unity_server
 
 ODD = "größe %41 'x' \"y\" [z]"
@@ -62,7 +62,7 @@ def configured(unity: UnityServer, *sources: str, **more: str) -> None:
 
 
 def dvsync(*words: str) -> Result:
-    return CliRunner().invoke(app, words)
+    return invoke(words)
 
 
 def test_doctor_counts_what_is_no_delta_table(unity: UnityServer) -> None:

@@ -14,14 +14,14 @@ from typing import Any
 
 import pytest
 from pyiceberg.catalog.sql import SqlCatalog
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
-from daemon.cli.commands import app
 from daemon.errors import TargetChanged
 from daemon.sync.context import Writer
 from tests.kit.checks import rows_of
 from tests.kit.daemons import daemon, until, write_config
 from tests.kit.handmade import Bench, HandmadeTable, sql_catalog
+from tests.kit.invoke import invoke
 
 LOCAL = {"poll_interval": "100ms", "engine": "local"}
 # How the second table's catalog and target are spelled, if the first one has `local` and `lake.orders`.
@@ -43,7 +43,7 @@ def ignore_case(folder: Path) -> dict[str, str]:
 
 
 def command(config: Path, *words: str) -> Result:
-    return CliRunner().invoke(app, [*words, "--config", str(config)])
+    return invoke([*words, "--config", str(config)])
 
 
 def made(folder: Path, first_id: int) -> HandmadeTable:

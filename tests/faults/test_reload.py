@@ -14,11 +14,10 @@ from pathlib import Path
 
 import pytest
 from pyiceberg.catalog import load_catalog
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from tests.kit.daemons import Daemon, command, daemon, until, write_config
 from tests.kit.handmade import HandmadeTable
+from tests.kit.invoke import invoke
 
 HEAD = """
 state: {url: "sqlite:///state.db"}
@@ -329,7 +328,7 @@ def test_delete_files_in_a_folder_of_their_own_are_dropped_too(tmp_path):
 
     def dvsync(*words: str, entries: Sequence[object] = ()) -> str:
         write_config(config, defaults={"engine": "local"}, tables=entries)
-        done = CliRunner().invoke(app, [*words, "--config", str(config)])
+        done = invoke([*words, "--config", str(config)])
         assert done.exit_code == 0, done.output
         return done.output
 

@@ -20,9 +20,7 @@ import msgspec
 import pytest
 from py4j.protocol import Py4JJavaError, get_return_value
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from daemon.cli.operations import examine_tables
 from daemon.clock import SystemClock
 from daemon.config.load import load_settings
@@ -46,6 +44,7 @@ from daemon.store.storage import FileIOStorage
 from tests.kit.broken_logs import FAULTS, append, checkpoint, healthy
 from tests.kit.daemons import Daemon, until
 from tests.kit.handmade import COLUMNS, HandmadeTable
+from tests.kit.invoke import invoke
 from tests.kit.spark_session import FOR_SMALL_TABLES
 
 pytestmark = pytest.mark.spark
@@ -212,7 +211,7 @@ def test_mended_tables_go_on_once_they_are_resumed(world: World) -> None:
     """
     newest = {name: world.mend(name) for name in MENDED}
     for name in MENDED:
-        result = CliRunner().invoke(app, ["resume", name, "--config", str(world.config)])
+        result = invoke(["resume", name, "--config", str(world.config)])
         assert result.exit_code == 0, result.output
 
     def others() -> dict[str, Any]:
@@ -229,7 +228,7 @@ def test_sync_and_doctor_say_the_same(spark: SparkSession, world: World, tmp_pat
     names = [name for name in AT_FIRST if name not in MENDED][::share]
     broken = {name: world.tables[name] for name in names}
     config = write_config(tmp_path, broken)
-    synced = CliRunner().invoke(app, ["sync", "--config", str(config)])
+    synced = invoke(["sync", "--config", str(config)])
     assert synced.exit_code == 1
     settings = load_settings(config)
     for table, diagnosis in examine_tables(settings, settings.tables):

@@ -6,12 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from daemon.errors import Unsupported
 from tests.kit.follow import Followed
 from tests.kit.handmade import HandmadeTable
+from tests.kit.invoke import invoke
 from tests.kit.service import Service
 
 GOOD = """
@@ -29,7 +28,7 @@ def without_configuration(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> No
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["doctor", *arguments])
+    result = invoke(["doctor", *arguments])
     return result.exit_code, result.output
 
 

@@ -14,15 +14,14 @@ import msgspec
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
 from daemon.cli import demo
-from daemon.cli.commands import app
 from daemon.delta.deletion_vector import read_position_sets
 from daemon.delta.position_set import as_bitmap
 from daemon.store.storage import FileIOStorage
 from state import DeletionVectorDescriptor
 from tests.kit.installed import ROOT, clean_environment
+from tests.kit.invoke import invoke
 from tests.kit.spark_process import conf_values
 from tests.kit.spark_session import SHORT_LIVED
 
@@ -68,7 +67,7 @@ def test_the_first_versions_of_the_demo(
     monkeypatch.setattr(demo, "_spark", lambda: nullcontext(spark))
     monkeypatch.chdir(tmp_path)
     with conf_values(spark, {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}):
-        result = CliRunner().invoke(app, ["demo"])
+        result = invoke(["demo"])
     assert result.exit_code == 0, result.output
     assert "Every data file of the Iceberg tables is Delta's own: yes." in result.output
     lines = re.findall(r"^ +(\d)  (\w+)", result.output, re.MULTILINE)

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from daemon.config.load import load_settings
 from tests.kit.handmade import HandmadeTable
+from tests.kit.invoke import invoke
 from tests.kit.readers import assert_readers_agree, read_delta
 from tests.kit.servers import ObjectStore
 
@@ -29,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("logging_as_it_was")
 
 
 def dvsync(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, arguments)
+    result = invoke(arguments)
     return result.exit_code, result.stdout
 
 

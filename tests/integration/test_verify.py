@@ -13,14 +13,13 @@ import pytest
 from pyiceberg.manifest import ManifestContent, ManifestEntry
 from pyiceberg.typedef import Record
 from pyspark.sql import SparkSession
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from daemon.iceberg.manifests import ManifestHeader, read_manifest_list, write_manifest
 from daemon.iceberg.references import entries_of
 from daemon.spark.row_hashes import FILE, POSITION, hash_rows
 from daemon.verify.findings import Fault, Level
 from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.invoke import invoke
 
 CONFIG = """
 state: {{url: "sqlite:///{folder}/dvsync/state.db"}}
@@ -57,7 +56,7 @@ def verify(tmp_path: Path, spark: SparkSession) -> Callable[..., tuple[int, dict
     """`dvsync verify --json` in this process, on the session of the tests."""
 
     def run(*options: str) -> tuple[int, dict[str, Any]]:
-        result = CliRunner().invoke(app, ["verify", "t", "--json", *options, "--config", f"{tmp_path}/config.yaml"])
+        result = invoke(["verify", "t", "--json", *options, "--config", f"{tmp_path}/config.yaml"])
         assert result.stdout, repr(result.exception)
         (proof,) = json.loads(result.stdout)
         assert "error" not in proof, proof["error"]["message"]

@@ -19,10 +19,9 @@ from typing import Any
 
 import psutil
 from pyiceberg.table import Table
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from daemon import errors
-from daemon.cli.commands import app
 from daemon.config.settings import LimitsSettings
 from daemon.delta.log import COMMIT_FILE
 from daemon.errors import SyncError
@@ -32,6 +31,7 @@ from daemon.sync.outcomes import SyncOutcome, SyncResult
 from state.sql.store import StateStore
 from tests.kit.daemons import Daemon, pause_s
 from tests.kit.handmade import Bench, sql_catalog
+from tests.kit.invoke import invoke
 from tests.kit.spark_session import FOR_SMALL_TABLES
 from tests.kit.writer import Writer
 
@@ -165,7 +165,7 @@ class Service:
         return result.output
 
     def _run(self, *arguments: str) -> Result:
-        return CliRunner().invoke(app, [*arguments, "--config", str(self._config)])
+        return invoke([*arguments, "--config", str(self._config)])
 
     def lines_of(self, table: str, since: int) -> list[dict[str, Any]]:
         """What the log says of a table's syncs, from its line number `since` on."""

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -482,6 +483,22 @@ def test_places_that_vacuum_cleans_are_refused(load, place, is_cleaned):
             assert [fault.partition(": ")[0] for fault in faults_of(load, text)] == [fault_place]
         else:
             load(text)
+
+
+def test_locations_of_many_tables_are_not_compared_one_by_one(load, monkeypatch):
+    """Each has to be resolved, which asks the disk: twice the tables are twice the questions."""
+    asked, follow = [], os.path.realpath
+    monkeypatch.setattr(os.path, "realpath", lambda path: asked.append(path) or follow(path))
+    numbers = []
+    for tables in (10, 20):
+        load(
+            ONE_CATALOG
+            + "tables:"
+            + "".join(f"\n- {{source: data/{n}, target: a.t{n}, location: ice/{n}}}" for n in range(tables))
+        )
+        numbers.append(len(asked))
+        asked.clear()
+    assert 10 < numbers[1] <= 2 * numbers[0]
 
 
 def test_format_version_3_is_no_fault_of_the_file(load):

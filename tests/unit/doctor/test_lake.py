@@ -9,13 +9,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
 
-from daemon.cli.commands import app
 from daemon.doctor.diagnosis import Diagnosis, Finding, ReaderTrouble, Verdict
 from daemon.doctor.lake import summarize, summary_lines
 from daemon.errors import ObjectMissing
 from tests.kit.handmade import COLUMNS, FEATURES, HandmadeTable
+from tests.kit.invoke import invoke
 
 CONFIG = """
 catalogs: {c: {type: sql, uri: "sqlite:///catalog.db", warehouse: w}}
@@ -48,7 +47,7 @@ def made(folder: Path, name: str) -> HandmadeTable:
 
 
 def doctor(*arguments: str) -> tuple[int, str]:
-    result = CliRunner().invoke(app, ["doctor", *arguments])
+    result = invoke(["doctor", *arguments])
     return result.exit_code, result.output
 
 
