@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint check test test-long histories demo bench build docs lock clean
+.PHONY: help setup lint check test test-long histories demo bench build release docs lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -88,6 +88,9 @@ bench: setup ## measure what docs/performance.md and benchmarks/NOTES.md report
 
 build: $(STAMPS)/dvsync ## wheel and sdist in dist/
 	$(BIN)/python -m build --no-isolation
+
+release: $(STAMPS)/dvsync ## what is published of VERSION=0.1.0, in dist/0.1.0
+	$(BIN)/python -m deploy.release "$(or $(VERSION),$(error say which: make release VERSION=0.1.0))"
 
 docs: $(STAMPS)/dvsync ## rewrite the keys in docs/configuration.md from the settings' descriptions
 	sed --in-place '/^## Keys$$/q' docs/configuration.md

@@ -55,7 +55,21 @@ def main() -> None:
     """The console script."""
     # Collecting garbage among the imported modules took a third of a command's time, most of it at exit.
     gc.disable()
+    _refuse_python_daemon()
     app()
+
+
+def _refuse_python_daemon() -> None:
+    """Of python-daemon and dvsync in one environment, the later one has replaced the other's `daemon/__init__.py`."""
+    folder = Path(__file__).parents[1]
+    if (folder / "daemon.py").exists():
+        typer.echo(
+            f"python-daemon is installed in {folder}, too: it and dvsync overwrite each other's files\n"
+            "Install dvsync into a virtual environment of its own. Here, `pip uninstall dvsync`, then `pip install "
+            "--force-reinstall --no-deps python-daemon`.",
+            err=True,
+        )
+        sys.exit(2)
 
 
 def _print_version(wanted: bool) -> None:

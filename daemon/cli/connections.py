@@ -58,7 +58,7 @@ def try_connections(settings: Settings) -> Iterator[Attempt]:
         for number, hook in enumerate(settings.hooks):
             if hook.command:
                 yield _attempt(f"hooks[{number}].command", partial(_try_program, hook.command[0]))
-        if any(each.engine != "local" for each in (settings.defaults, *settings.tables)):
+        if settings.may_need_spark:
             yield _attempt("Spark", partial(_try_spark, parts))
 
 

@@ -143,6 +143,8 @@ def reported_errors() -> Iterator[None]:
     """For the work of a command, after its imports: a SyncError is printed and becomes an exit code."""
     # Imported modules are never garbage: the collector need not visit them.
     gc.freeze()
+    # A daemon makes and drops millions of objects, hardly any in cycles: to look for those more often costs processor.
+    gc.set_threshold(10_000)
     gc.enable()
     try:
         yield

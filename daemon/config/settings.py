@@ -399,6 +399,13 @@ class Settings(_Frozen):
                 properties["s3.region"] = region or "us-east-1"
         return properties
 
+    @property
+    def may_need_spark(self) -> bool:
+        """Whether some table, also one that is added later, is not bound to do without Spark."""
+        return any(each.engine != "local" for each in (self.defaults, *self.tables)) or any(
+            table.verify.needs_spark for table in self.tables
+        )
+
     def secrets(self) -> set[str]:
         """Return every text in the settings that is or may be a secret."""
         return set(find_secrets("", self.model_dump(by_alias=True)))

@@ -96,14 +96,14 @@ class PredicateFinder:
         return FoundRows(add, record_count, None)
 
     def _find_on_spark(self, state: ReplayedState) -> Iterator[FoundRows]:
-        from daemon.spark.matching import find_matches  # noqa: PLC0415 - imports PySpark
-
         if self._open_spark is None:
             raise ConfigInvalid(
                 "the table is too large to be searched without Spark", hint="Give a session of Spark, or engine=local."
             )
         adds = {canonical(add.path): add for add in adds_from_batches(state.rows.to_batches())}
         with self._open_spark() as spark:
+            from daemon.spark.matching import find_matches  # noqa: PLC0415 - imports PySpark, which may be missing
+
             for row in find_matches(spark, state, self._text, self._storage.properties):
                 path = canonical(unquote(row["file"]))
                 if path not in adds:

@@ -48,6 +48,8 @@ def parse_default(sql: str, field_type: IcebergType, column: str, time_zone: str
 
 
 def _parse(text: str, field_type: IcebergType, column: str, time_zone: str) -> Any:
+    if not field_type.is_primitive:
+        raise ValueError(f"{field_type} is no type of literals")
     if text.upper() == "NULL":
         return None
     quoted = TEXT.fullmatch(text)

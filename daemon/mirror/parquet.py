@@ -19,6 +19,7 @@ from daemon.store.storage import FileIOStorage
 
 # FileMetaData
 SCHEMA: Final = 2
+ROWS: Final = 3
 ROW_GROUPS: Final = 4
 KEY_VALUES: Final = 5
 ENCRYPTION: Final = 8

@@ -27,6 +27,7 @@ from pyiceberg.types import (
 )
 
 from daemon.errors import AccountMismatch, CorruptInput, Unsupported
+from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.mirror.calendar import (
     DATETIME_SINCE,
     INT96_SINCE,
@@ -40,12 +41,12 @@ from daemon.mirror.calendar import (
 from daemon.mirror.column_hashes import column_hashes
 from daemon.mirror.compact import Struct
 from daemon.mirror.copying import open_mirror
-from daemon.mirror.footer import mend_footer
-from daemon.mirror.parquet import as_arrow, load_footer
+from daemon.mirror.footer import annotated_variants, mend_footer
+from daemon.mirror.parquet import as_arrow, encode_footer, from_arrow, load_footer
 from daemon.store.durable import is_local, local_path
 from daemon.store.locations import file_missing
 from daemon.store.storage import FileIOStorage
-from daemon.translate.file_schema import FIELD_ID, check_file_schema, is_stored_as, lifts_type
+from daemon.translate.file_schema import FIELD_ID, FileSchema, check_file_schema, is_stored_as, lifts_type
 from daemon.translate.name_mapping import column_finder
 from daemon.translate.schema import TableSchema
 
@@ -99,10 +100,11 @@ def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Ma
     footer = as_arrow(mend_footer(load_footer(source, task.path).metadata, task.table))
     plan = RewritePlan.of(footer, task)
     hashes: list[Mapping[str, int]] = []
+    footers: list[pq.FileMetaData] = []
     with (
         open_mirror(task.mirror, target_properties) as mirror,
         _opened(source, task.path, footer) as parquet,
-        pq.ParquetWriter(mirror.stream, plan.schema, **plan.options(footer)) as writer,
+        pq.ParquetWriter(mirror.stream, plan.schema, metadata_collector=footers, **plan.options(footer)) as writer,
     ):
         for rows in _row_groups(parquet):
             written = plan.apply(rows)
@@ -112,6 +114,9 @@ def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Ma
             del rows, written
         with mirror.storing():
             writer.close()
+            if task.table.has_variants:
+                # Arrow writes no annotations of variants. Readers know only the last footer of a file.
+                mirror.stream.write(encode_footer(mend_footer(from_arrow(footers[0]), task.table)))
         size_bytes = mirror.stream.tell()
         mirror.finish()
     try:
@@ -122,11 +127,15 @@ def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Ma
     return int(size_bytes)
 
 
-def check_rewrite(footer: Struct, task: RewriteTask) -> None:
-    """Raise `Unsupported` if the file cannot be written so that readers would find all columns. Reads no values."""
-    schema = RewritePlan.of(as_arrow(mend_footer(footer, task.table)), task).schema
+def check_rewrite(footer: Struct, task: RewriteTask) -> tuple[pa.Schema, FileSchema]:
+    """Return the schema of the mirror, and its properties. Reads no values.
+
+    Raises `Unsupported` if the file cannot be written so that readers would find all columns.
+    """
+    mended = mend_footer(footer, task.table)
+    schema = RewritePlan.of(as_arrow(mended), task).schema
     try:
-        check_file_schema(schema, task.table, leaf_paths(schema))
+        return schema, check_file_schema(schema, task.table, leaf_paths(schema), annotated_variants(mended))
     except Unsupported as error:
         error.lifted_by = None
         raise
@@ -275,6 +284,11 @@ class _Planner:
         What only the file has changes its calendar, too: later, the table may have such a column.
         """
         wanted, mapping = known
+        if isinstance(wanted, VariantType):
+            # Whatever it is shredded into stays.
+            for _ in leaf_paths(pa.schema([(named[-1], kind)])):
+                next(self._physical_types)
+            return kind, None
         if pa.types.is_struct(kind) and isinstance(wanted, StructType | None):
             return self._changed_struct(kind, wanted or StructType(), mapping, named)
         if pa.types.is_list(kind) and isinstance(wanted, ListType | None):

@@ -271,8 +271,9 @@ def _single_value(chunk: pq.ColumnChunkMetaData) -> tuple[Any] | None:
         low, high = internal_form(statistics.min), internal_form(statistics.max)
     except (ValueError, OverflowError):
         return None
-    # Some writers cut the statistics of long strings, and statistics ignore NaN.
-    is_exact = len(low.encode()) <= STATISTICS_STRING_MAX if isinstance(low, str) else not isinstance(low, float)
+    # Some writers cut the statistics of long strings and bytes, and statistics ignore NaN.
+    stored = low.encode() if isinstance(low, str) else low
+    is_exact = len(stored) <= STATISTICS_STRING_MAX if isinstance(stored, bytes) else not isinstance(low, float)
     return (low,) if is_exact and low == high else None
 
 

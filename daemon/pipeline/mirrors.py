@@ -17,13 +17,14 @@ from daemon.errors import CorruptInput, MirrorKind, Unsupported, errors_at
 from daemon.mirror.copying import MirrorCopy
 from daemon.mirror.decision import plan_mirror
 from daemon.mirror.defaults import parse_default
-from daemon.mirror.footer import mend_footer
+from daemon.mirror.footer import annotated_variants, mend_footer
 from daemon.mirror.making import make_mirrors
-from daemon.mirror.parquet import Footer, as_arrow, encode_footer, load_footer, parse_footer
-from daemon.mirror.rewriting import RewritePlan, RewriteTask, check_rewrite, leaf_paths
+from daemon.mirror.parquet import ROWS, Footer, encode_footer, load_footer, parse_footer
+from daemon.mirror.rewriting import RewriteTask, check_rewrite
 from daemon.pipeline.inspection import Inspector
 from daemon.store.storage import FileIOStorage, map_files
-from daemon.translate.file_schema import FileTraits, check_file_schema
+from daemon.translate.file_schema import FileSchema, FileTraits
+from daemon.translate.metrics import Metrics, metrics_of
 from daemon.translate.partition_values import partition_of
 from daemon.translate.schema import TableSchema
 
@@ -65,10 +66,16 @@ class MirrorTask:
 
 @dataclass(frozen=True)
 class WantedMirrors:
-    """What some files need, and the traits of these files as they will be shown."""
+    """What some files need, and the traits and metrics of these files as they will be shown, by Delta's paths."""
 
     mirrors: tuple[WantedMirror, ...]
     traits: FileTraits
+    metrics: Mapping[str, Metrics] = field(default_factory=dict)
+
+    def __or__(self, other: WantedMirrors) -> WantedMirrors:
+        return WantedMirrors(
+            self.mirrors + other.mirrors, self.traits | other.traits, {**self.metrics, **other.metrics}
+        )
 
 
 @dataclass(frozen=True)
@@ -90,25 +97,33 @@ class MirrorPlanner:
         inspector = Inspector(self.storage, self.table)
         found = map_files(partial(self._plan_file, inspector), adds, attrgetter("path"))
         return WantedMirrors(
-            tuple(mirror for mirror, _ in found if mirror), reduce(or_, (traits for _, traits in found), FileTraits())
+            tuple(mirror for mirror, _, _ in found if mirror),
+            reduce(or_, (traits for _, traits, _ in found), FileTraits()),
+            {add.path: metrics for add, (_, _, metrics) in zip(adds, found, strict=True)},
         )
 
-    def plan_part(self, _part: int, adds: Iterable[AddFile]) -> Iterator[WantedMirrors]:
-        """Plan the files of one part of a table's state."""
+    def plan_on_spark(self, adds: Iterable[AddFile]) -> Iterator[WantedMirrors]:
+        """Plan the files that one Spark task is given."""
         planned = self.plan(list(adds))
         # Thousands of footers would not fit into memory.
         yield replace(planned, mirrors=tuple(replace(each, tail=None) for each in planned.mirrors))
 
-    def _plan_file(self, inspector: Inspector, add: AddFile) -> tuple[WantedMirror | None, FileTraits]:
-        """Return the mirror that a file needs, if any, and the traits that it is shown with."""
-        accepted: list[FileTraits] = []
+    def plan_part(self, _part: int, adds: Iterable[AddFile]) -> Iterator[WantedMirrors]:
+        """Plan the files of one part of a table's state, without metrics."""
+        for planned in self.plan_on_spark(adds):
+            yield replace(planned, metrics={})
+
+    def _plan_file(self, inspector: Inspector, add: AddFile) -> tuple[WantedMirror | None, FileTraits, Metrics]:
+        """Return the mirror that a file needs, if any, and the traits and metrics that it is shown with."""
+        accepted: list[tuple[Metrics, FileSchema]] = []
 
         def check(footer: pq.FileMetaData) -> None:
-            accepted.append(inspector.check_file(add, footer)[1].traits)
+            accepted.append(inspector.check_file(add, footer))
 
         end = inspector.read_end(add)
         try:
-            return None, inspector.inspect_file(add, end)[1].traits
+            metrics, file = inspector.inspect_file(add, end)
+            return None, file.traits, metrics
         except Unsupported as error:
             if error.lifted_by not in self.kinds:
                 raise
@@ -120,24 +135,28 @@ class MirrorPlanner:
                 raise refused.lift_by(planned.kind if planned else None)
             wanted = WantedMirror(add.path, add.size, planned.kind, planned.reason, "", add.size)
             if planned.kind == "rewrite":
-                wanted, traits = self._plan_rewrite(wanted, add, footer)
+                wanted, traits, metrics = self._plan_rewrite(wanted, add, footer)
             else:
                 tail = encode_footer(planned.footer) if planned.footer else b""
                 kept_bytes = footer.start if planned.footer else add.size
                 wanted = replace(wanted, size_bytes=kept_bytes + len(tail), kept_bytes=kept_bytes, tail=tail)
-                wanted, traits = self._named(wanted, tail), accepted[-1]
-        return wanted, traits | FileTraits(has_mirrors=True)
+                metrics, file = accepted[-1]
+                wanted, traits = self._named(wanted, tail), file.traits
+        return wanted, traits | FileTraits(has_mirrors=True), metrics
 
-    def _plan_rewrite(self, wanted: WantedMirror, add: AddFile, footer: Footer) -> tuple[WantedMirror, FileTraits]:
+    def _plan_rewrite(
+        self, wanted: WantedMirror, add: AddFile, footer: Footer
+    ) -> tuple[WantedMirror, FileTraits, Metrics]:
         values = partition_of(add, self.table, self.table.spec_id)
         sources = [each.source_id for each in self.table.spec.fields]
         wanted = replace(wanted, partition=dict(zip(sources, values, strict=True)))
         task = self._rewrite_task(wanted, "")
-        check_rewrite(footer.metadata, task)
-        schema = RewritePlan.of(as_arrow(mend_footer(footer.metadata, self.table)), task).schema
-        traits = check_file_schema(schema, self.table, leaf_paths(schema)).traits
-        values_in_it = repr((sorted(task.partition.items()), sorted(task.defaults.items()), self.table.time_zone))
-        return self._named(wanted, schema.serialize().to_pybytes() + values_in_it.encode()), traits
+        schema, file = check_rewrite(footer.metadata, task)
+        # Arrow's schema does not say what is a variant.
+        variants = sorted(annotated_variants(mend_footer(footer.metadata, self.table)))
+        values_in_it = sorted(task.partition.items()), sorted(task.defaults.items()), self.table.time_zone, variants
+        wanted = self._named(wanted, schema.serialize().to_pybytes() + repr(values_in_it).encode())
+        return wanted, file.traits, metrics_of(add, self.table, footer.metadata[ROWS][1])
 
     def _rewrite_task(self, wanted: WantedMirror, path: str) -> RewriteTask:
         table, defaults = self.table, dict[int, Any]()

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 
 from daemon.delta.actions import NO_DIFFERENCE, AddFile
 from daemon.delta.log import DeltaLog
@@ -15,7 +16,7 @@ from daemon.delta.table_state import TableState
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway, SyncError, Unsupported
 from daemon.pipeline.inspection import Inspection, Inspector, inspect
 from daemon.pipeline.kernel import translate
-from daemon.pipeline.mirrors import MirrorPlanner, MirrorTask, WantedMirror, make_on_spark
+from daemon.pipeline.mirrors import MirrorPlanner, MirrorTask, WantedMirrors, make_on_spark
 from daemon.spark.answers import map_on_spark
 from daemon.spark.session import SparkPipeline
 from daemon.spark.table_state import read_table_state
@@ -135,14 +136,13 @@ class Runner:
                 traits |= each.traits
             return Inspection(metrics, traits)
 
-    def plan_mirrors(self, adds: Sequence[AddFile], planner: MirrorPlanner) -> list[WantedMirror]:
-        """Plan the mirrors that `adds` need; raises as `MirrorPlanner.plan` does."""
-        if self._runs_here(fits=len(adds) <= LOCAL_DATA_FILES_MAX):
-            return list(planner.plan(adds).mirrors)
+    def plan_mirrors(self, adds: Sequence[AddFile], planner: MirrorPlanner) -> WantedMirrors:
+        """Inspect each data file of `adds`, and plan the mirrors they need; raises as `MirrorPlanner.plan` does."""
+        if not adds or self._runs_here(fits=len(adds) <= LOCAL_DATA_FILES_MAX):
+            return planner.plan(adds)
         with self.spark.session() as spark:
             chunks = [adds[start : start + DATA_FILES_PER_TASK] for start in range(0, len(adds), DATA_FILES_PER_TASK)]
-            answers = map_on_spark(spark, chunks, partial(planner.plan_part, 0))
-            return [mirror for answer in answers for mirror in answer.mirrors]
+            return reduce(or_, map_on_spark(spark, chunks, planner.plan_on_spark))
 
     def make_mirrors(
         self, tasks: Sequence[MirrorTask], planner: MirrorPlanner, target_properties: Mapping[str, str]

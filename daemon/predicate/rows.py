@@ -68,7 +68,8 @@ def matching_positions(
         for batch in parquet.iter_batches(BATCH_ROWS, columns=file.columns, use_threads=False):
             mask = evaluate(predicate, file.reader(batch), batch.num_rows)
             found = pc.add(pc.indices_nonzero(mask).cast(pa.uint64()), pa.scalar(offset, pa.uint64()))
-            positions |= BitMap64(array("Q", found.to_numpy(zero_copy_only=False).tobytes()))
+            # Not by NumPy, which comes with PySpark only.
+            positions |= BitMap64(array("Q", found.buffers()[1].to_pybytes()[: found.nbytes]))
             offset += batch.num_rows
     return parquet.metadata.num_rows, positions
 

@@ -98,7 +98,8 @@ def run_daemon(read_settings: Callable[[], Settings], version: str) -> Ending:
             ("/idle", IDLE_INTERVAL_S, parts.spark.stop_if_idle),
         ):
             scheduler.every(job_id, interval_s, work)
-        _warn_without_pipeline(settings.spark)
+        if settings.may_need_spark:
+            _warn_without_pipeline(settings.spark)
         systemd.notify("READY=1")
         _log.info(events.DAEMON_STARTED, version=version, health=web.url, pid=os.getpid(), share=str(settings.share))
         keeper = parts.lease_keeper(web.url)

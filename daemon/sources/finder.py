@@ -15,7 +15,7 @@ from daemon.sources.credentials import Credentials, VendedStorage
 from daemon.sources.metastores import GlueMetastore, HiveMetastore
 from daemon.sources.ratified import Ratified, RatifiedStorage
 from daemon.sources.table_info import TableInfo
-from daemon.sources.unity import UnityCatalog
+from daemon.sources.unity import LastAnswer, UnityCatalog
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
 from state import SourceEntry
@@ -126,12 +126,12 @@ def open_storage(
     credentials = Credentials(partial(catalog.read_credentials, info), entry.location, properties, clock)
     if not table.is_managed:
         return VendedStorage(credentials)
-    ask = partial(_load_ratified, catalog, info)
+    ask = partial(_load_ratified, catalog, info, LastAnswer())
     return RatifiedStorage(credentials, f"{table.source}/_delta_log", clock, ask, source=info.full_name)
 
 
-def _load_ratified(catalog: UnityCatalog, info: TableInfo) -> Ratified:
-    ratified = catalog.load_ratified(info)
+def _load_ratified(catalog: UnityCatalog, info: TableInfo, last: LastAnswer) -> Ratified:
+    ratified = catalog.load_ratified(info, last)
     if ratified is None:
         raise SourceCatalogAway(
             f"the catalog {catalog.name} does not say any more what is ratified of {info.full_name}",

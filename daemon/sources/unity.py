@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from base64 import b64encode
 from collections.abc import Callable, Container, Iterator, Mapping
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -129,6 +130,19 @@ _decode_config = Decoder(_Config).decode
 _decode_token = Decoder(_Token).decode
 
 
+class LastAnswer:
+    """The last answer about a table, and what it says: mostly, the next one is the same."""
+
+    def __init__(self) -> None:
+        self._known: tuple[bytes, Ratified | None] = b"", None
+
+    def read(self, parse: Callable[[bytes], Ratified | None], data: bytes) -> Ratified | None:
+        known = self._known
+        if data != known[0]:
+            self._known = known = data, parse(data)
+        return known[1]
+
+
 class UnityCatalog:
     """One catalog of `sources`. From any thread; its methods raise SourceCatalogAway, and Unauthorized."""
 
@@ -165,19 +179,13 @@ class UnityCatalog:
         """Return one table. One request. Raises `LogMissing`."""
         return self._get(f"/tables/{quote(full_name, safe='')}", _decode_table)
 
-    def load_ratified(self, table: TableInfo) -> Ratified | None:
+    def load_ratified(self, table: TableInfo, last: LastAnswer) -> Ratified | None:
         """Return what is ratified of a table; None if the catalog does not manage it. One request, mostly.
 
         Raises `LogMissing` if the name has no table, or another one.
         """
         if self._offers_delta_api(table.catalog_name):
-            loaded = self._get(f"{DELTA_API}{_path_of(table)}", _decode_loaded)
-            found = (loaded.metadata.table_uuid, normalize_location(loaded.metadata.location))
-            if found != (table.table_id, table.storage_location):
-                raise _replaced(self.name, table, *found)
-            if loaded.latest_table_version is None:
-                return None
-            return self._ratified(table, loaded.latest_table_version, loaded.commits)
+            return self._get(f"{DELTA_API}{_path_of(table)}", partial(last.read, partial(self._parse_loaded, table)))
         commits: dict[int, _PreviewCommit] = {}
         while True:
             body = {
@@ -210,6 +218,15 @@ class UnityCatalog:
         )
         config = {f"{store}.{key.replace('_', '-')}": value for store, each in sections for key, value in each.items()}
         return [Vended(older.url, older.expiration_time, config)]
+
+    def _parse_loaded(self, table: TableInfo, data: bytes) -> Ratified | None:
+        loaded = _decode_loaded(data)
+        found = (loaded.metadata.table_uuid, normalize_location(loaded.metadata.location))
+        if found != (table.table_id, table.storage_location):
+            raise _replaced(self.name, table, *found)
+        if loaded.latest_table_version is None:
+            return None
+        return self._ratified(table, loaded.latest_table_version, loaded.commits)
 
     def _ratified(self, table: TableInfo, newest: int, commits: Any) -> Ratified:
         staged = {

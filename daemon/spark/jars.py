@@ -54,7 +54,7 @@ def s3_jars() -> tuple[str, ...]:
 def hadoop_version() -> str:
     """Return the version of the Hadoop that PySpark contains. All Hadoop modules must have the same version."""
     package = find_spec("pyspark")
-    assert package is not None and package.origin is not None, "PySpark is one of our dependencies"
+    assert package is not None and package.origin is not None, "the caller has looked"
     names = [jar.name for jar in (Path(package.origin).parent / "jars").glob("hadoop-client-api-*.jar")]
     versions = [found[1] for name in names if (found := re.fullmatch(r"hadoop-client-api-([\d.]+)\.jar", name))]
     assert versions, "PySpark ships Hadoop's client"
@@ -69,6 +69,8 @@ def joined(given: str | None, *ours: str) -> str:
 
 def with_s3_jars(settings: SparkSettings) -> SparkSettings:
     """Add the packages for S3 to the settings, and exclude their dependencies that are not needed."""
+    if find_spec("pyspark") is None:
+        return settings  # It would say which version they must have, and no session starts without it.
     return _with(_with(settings, "spark.jars.packages", *s3_jars()), "spark.jars.excludes", *S3_EXCLUDES)
 
 
@@ -98,7 +100,11 @@ def check_pipeline(settings: SparkSettings) -> int:
     try:
         pyspark = version("pyspark")
     except PackageNotFoundError:
-        pyspark = "none"
+        raise PipelineAway(
+            "PySpark is not installed, and Spark is needed",
+            hint="Install dvsync with its extra `spark` and Java 17, or take the image dvsync, not dvsync-slim. "
+            "Without Spark, large tables are followed with `engine: local`, and `dvsync verify --metadata` works.",
+        ) from None
     if not pyspark.startswith(f"{SPARK_LINE}."):
         raise PipelineAway(
             f"dvsync needs pyspark {SPARK_LINE}, and this is installed: {pyspark}",

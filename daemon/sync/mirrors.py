@@ -189,25 +189,24 @@ def inspect_added(maker: MirrorMaker, change: TableChange, mirrors: Mirrors) -> 
     `mirrors` are those that `change` names already. Returns the change of what Iceberg will show, the inspection of it,
     and the mirrors that are in it now. Raises as `Inspector.inspect` and `MirrorMaker.make` do.
     """
-    runner, planner = maker.context.runner, maker.planner
+    runner, planner, none = maker.context.runner, maker.planner, Mirrors(mirrors.location, {})
     added = list(change.added.values())
+    if not planner.kinds:
+        return change, runner.inspect_data_files(added, planner.table, planner.storage), none
+    in_delta = [mirrors.undone(add) for add in added]
     try:
-        inspection = runner.inspect_data_files(added, planner.table, planner.storage)
-    except Unsupported as refused:
-        if refused.lifted_by not in planner.kinds:
+        planned = runner.plan_mirrors(in_delta, planner)
+    except Unsupported:
+        if planner.defaults or not planner.table.filled or "rewrite" not in planner.kinds:
             raise
-    else:
-        return change, inspection, Mirrors(mirrors.location, {})
-    if planner.table.filled and not planner.defaults:
         # The commits do not say what Delta fills in.
         with maker.context.open_delta_state(change.to_version) as state:
-            planner = replace(planner, defaults=defaults_of(state.metadata))
-            maker = replace(maker, planner=planner)
-    in_delta = [mirrors.undone(add) for add in added]
-    made = maker.make(runner.plan_mirrors(in_delta, planner))
+            maker = replace(maker, planner=replace(planner, defaults=defaults_of(state.metadata)))
+        planned = runner.plan_mirrors(in_delta, maker.planner)
+    made = maker.make(planned.mirrors) if planned.mirrors else none
+    metrics = {made.place_of(path): each for path, each in planned.metrics.items()}
     added = list(made.applied_to_all(in_delta))
-    inspection = runner.inspect_data_files(added, planner.table, planner.storage)
-    return replace(change, added={add.path: add for add in added}), inspection, made
+    return replace(change, added={add.path: add for add in added}), Inspection(metrics, planned.traits), made
 
 
 def check_live_files(

@@ -328,7 +328,8 @@ class _Walk:
         elif isinstance(wanted, MapType) and pa.types.is_map(kind):
             self._inside(inner, [wanted.key_field, wanted.value_field], mapping, path, named)
         elif isinstance(wanted, VariantType) and is_variant(kind):
-            self._check_annotation(path, named)
+            if path not in self._variants:
+                raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
         elif kind == INT96 and is_stored_as(kind, wanted):
             self.seen.int96[column.field_id] = path[0]
         else:
@@ -354,10 +355,6 @@ class _Walk:
         what = f"column {'.'.join(named)} of the file {why}"
         fault = Fault.ELEMENT_IDS if named[-1] == "element" else Fault.MAP_IDS
         self._faults.add(fault, ".".join(named), what, hint=hint, lifted_by=lifted_by)
-
-    def _check_annotation(self, path: Path, named: Path) -> None:
-        if path not in self._variants:
-            raise _unreadable(named, "lacks Parquet's annotation of variants", "footer")
 
     def _other_type(
         self, kind: pa.DataType, column: NestedField, named: Path, fault: Fault | None, lifted_by: MirrorKind | None

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from pyiceberg.conversions import partition_to_py
 from pyiceberg.typedef import Record
 from pyiceberg.types import (
+    BinaryType,
     BooleanType,
     DateType,
     DecimalType,
@@ -76,6 +77,9 @@ def _parse(text: str, field_type: IcebergType, time_zone: str) -> Any:
     match field_type:
         case StringType():
             value = text
+        case BinaryType():
+            # Delta writes bytes that are no UTF-8 as other ones, and reads these.
+            value = text.encode()
         case IntegerType() | LongType() | FloatType() | DoubleType() | DecimalType() if not NUMBER.fullmatch(text):
             raise ValueError(f"{text!r} is not a number")
         case IntegerType() | LongType():
@@ -163,14 +167,18 @@ def partition_of(add: AddFile, table: TableSchema, spec_id: int) -> tuple[Any, .
 def encode_partition(partition: Record) -> tuple[str | None, ...]:
     """Return the partition of a manifest entry as texts. `decode_partition` is the inverse."""
     values = (partition[number] for number in range(len(partition)))
-    return tuple(None if value is None else str(value) for value in values)
+    texts = (value.decode() if isinstance(value, bytes) else value for value in values)
+    return tuple(None if text is None else str(text) for text in texts)
 
 
 def decode_partition(texts: Sequence[str | None], table: TableSchema, spec_id: int) -> tuple[Any, ...]:
     """Return the values of a partition tuple, as `partition_of` does. The inverse of `encode_partition`."""
     types = [table.schema.find_type(field.source_id) for field in table.specs[spec_id].fields]
-    # PyIceberg takes Hive's name of a null for a null, which is a text like another here.
-    return tuple(
-        text if text is None or isinstance(kind, StringType) else partition_to_py(kind, text)  # type: ignore[arg-type]
-        for text, kind in zip(texts, types, strict=True)
-    )
+    values: list[Any] = []
+    for text, kind in zip(texts, types, strict=True):
+        # PyIceberg takes Hive's name of a null for a null, which is a text like another here.
+        if text is None or isinstance(kind, StringType):
+            values.append(text)
+        else:
+            values.append(text.encode() if isinstance(kind, BinaryType) else partition_to_py(kind, text))  # type: ignore[arg-type]
+    return tuple(values)

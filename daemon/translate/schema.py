@@ -17,7 +17,7 @@ from pyiceberg.partitioning import PARTITION_FIELD_ID_START, PartitionField, Par
 from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.name_mapping import MappedField, NameMapping
 from pyiceberg.transforms import IdentityTransform
-from pyiceberg.types import BinaryType, ListType, MapType, NestedField, StructType, UnknownType
+from pyiceberg.types import ListType, MapType, NestedField, StructType, UnknownType
 
 from daemon.config.settings import TESTED_READERS, Reader
 from daemon.delta.actions import Metadata
@@ -174,12 +174,6 @@ def _partition_spec(schema: Schema, columns: list[str], specs: Mapping[int, Part
             raise CorruptInput(
                 f"Delta cannot partition by column {column}: its type is not primitive, or it is listed twice",
                 hint=HINT_METADATA,
-            )
-        if isinstance(schema.find_type(column), BinaryType):
-            raise Unsupported(
-                f"partition column {column} is binary",
-                hint="Partition the Delta table by another column.",
-                lifted_by="rewrite",
             )
     sources = [schema.find_field(column).field_id for column in columns]
     for spec in specs.values():

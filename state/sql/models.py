@@ -192,7 +192,7 @@ MIRRORS = Table(
     UniqueConstraint("table_id", "path"),
     Index(None, "table_id", "data_file"),
     # As in METADATA_FILES.
-    Index(None, "table_id", "status", "kind", "size_bytes"),
+    Index(None, "table_id", "status", "since_ms", "size_bytes"),
 )
 
 # Which live delete file holds how many positions of which live data file; gone when either is.

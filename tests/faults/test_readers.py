@@ -9,13 +9,17 @@ from threading import Event
 import pytest
 
 from daemon.errors import Unsupported
+from daemon.maintenance.cleanup import clean_up
+from daemon.maintenance.compaction import Compactor
+from daemon.maintenance.expiry import Expirer
+from daemon.status.deletions import inspect_file, inspect_table
 from daemon.translate.definition import DELTA_FAULTS
 from daemon.translate.readers import Fault
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.misread import CASES
-from tests.kit.readers import assert_readers_agree
+from tests.kit.readers import READERS, assert_readers_agree
 
 CASE = CASES[Fault.LAYOUT]
 WITHOUT_DUCKDB = ["spark", "pyiceberg", "polars"]
@@ -77,6 +81,26 @@ def test_a_reader_that_comes_back_gets_mirrors(table: HandmadeTable, version: in
         assert len(bench.store.list_live_mirrors(1)) == 1
         assert bench.iceberg().properties[DELTA_FAULTS] == Fault.LAYOUT
         assert_readers_agree(bench.iceberg(), None, [*CASE.rows, *CASE.rows], without={"DuckDB"})
+
+
+def test_a_table_with_variants_is_looked_after(tmp_path: Path) -> None:
+    """Inspected, compacted, expired and cleaned up like another one, although PyIceberg knows no variants."""
+    case = CASES[Fault.VARIANT]
+    table = case.make(tmp_path / "delta")
+    options = {"readers": ["spark", "duckdb"], "format_version": 3, "maintenance": {"snapshots_max": 1}}
+    with closing(following(table, **options)) as bench:
+        bench.sync()
+        table.commit([case.add(table) for _ in range(3)])
+        bench.sync()
+        table.commit(table.delete({"1.parquet": [0], "2.parquet": [0]}))
+        bench.sync()
+        assert inspect_table(bench.context, bench.iceberg(), rows_max=9).deleted == 6
+        assert inspect_file(bench.context, bench.iceberg(), "1.parquet", ranges_max=9).ranges == [(0, 1)]
+        assert Compactor(bench.context).compact(Event()).snapshots == 1, "two of three vectors are dead"
+        assert len(Expirer(bench.context).expire().expired) == 3
+        assert not clean_up(bench.context, Event(), scan=True).found
+        rows = [*case.rows, case.rows[1], case.rows[1], *case.rows]
+        assert_readers_agree(bench.iceberg(), None, rows, without=READERS.keys() - {"DuckDB"})
 
 
 def test_positions_are_verified_only_if_spark_reads_the_table(tmp_path: Path) -> None:

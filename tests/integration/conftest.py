@@ -22,6 +22,7 @@ from tests.kit.handmade import RANDOM
 from tests.kit.readers import READS
 from tests.kit.service import OUTCOMES, Service
 from tests.kit.spark_process import SparkProcess
+from tests.kit.spark_session import ONE_TASK
 from tests.kit.writer import Writer
 
 if TYPE_CHECKING:
@@ -91,7 +92,8 @@ def run_folder(config: pytest.Config, factory: pytest.TempPathFactory) -> Path:
 def spark_process(pytestconfig: pytest.Config, tmp_path_factory: pytest.TempPathFactory) -> SparkProcess:
     """Spark for all tests of a run. A test that reaches into the JVM has the fixture `spark`."""
     run = os.getppid() if hasattr(pytestconfig, "workerinput") else os.getpid()
-    return SparkProcess(run_folder(pytestconfig, tmp_path_factory), run)
+    settings = ONE_TASK if pytestconfig.getoption("histories") == "replay" else {}
+    return SparkProcess(run_folder(pytestconfig, tmp_path_factory), run, settings)
 
 
 @pytest.fixture(scope="session")

@@ -70,6 +70,8 @@ def table(tmp_path: Path) -> HandmadeTable:
     return made
 
 
+# What `dvsync delete` writes so, Delta reads in test_delete.py.
+@pytest.mark.long
 def test_a_delete_that_delta_reads(spark: SparkSession, table: HandmadeTable) -> None:
     """Delta reads what is left: older deletions stay, a wholly deleted file goes, vectors share files up to a size."""
     paths = list(table.rows)

@@ -255,7 +255,7 @@ def test_upgrade_and_downgrade(writer: Writer, told_of: Callable[..., Told], tmp
 def test_spark_reads_what_is_ratified(spark: SparkSession, writer: Writer, unity: UnityServer, tmp_path: Path) -> None:
     """Delta on Spark, which refuses such a table by path, reads the state of each version, and `verify` its rows.
 
-    Costs 25 s.
+    Costs 15 s.
     """
     table = ManagedTable(writer, tmp_path / "t")
     table.create(COLUMNS, WITH_VECTORS, "'delta.checkpointInterval' = '2'")
@@ -275,7 +275,8 @@ def test_spark_reads_what_is_ratified(spark: SparkSession, writer: Writer, unity
     )
     settings, found = with_found_tables(load_settings(tmp_path / "config.yaml"))
     assert not found.troubles and settings.tables[0].engine == "spark"
-    for version in range(table.latest + 1):
+    # One that is published, and one that is staged.
+    for version in (2, table.latest):
         assert_states_agree(settings, spark, version)
     ((_, synced),) = sync_tables(settings, settings.tables, lambda _: Silent(), full=False)
     assert synced.result and synced.result.to_version == table.latest == 5

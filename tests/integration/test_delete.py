@@ -200,6 +200,7 @@ def test_on_spark(spark: SparkSession, tmp_path: Path) -> None:
     assert ids_of(spark, folder) == [n for n in range(400) if n % 100 not in (7, 8) and n < 366]
 
 
+@pytest.mark.long
 def test_beside_spark(spark: SparkSession, tmp_path: Path) -> None:
     """Spark and two of ours delete at once, and Spark appends: nothing is lost, and no deleted row comes back."""
     folder = tmp_path / "t"

@@ -99,6 +99,7 @@ def test_a_refused_table_of_a_pattern(spark: SparkSession, tmp_path: Path, monke
     assert "raw.clicks: advanced" in output, output
 
 
+@pytest.mark.long
 def test_on_an_object_store(
     s3_spark: SparkSession, store: ObjectStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

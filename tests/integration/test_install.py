@@ -79,6 +79,16 @@ def test_the_installed_command_works_anywhere(dvsync: Path, tmp_path: Path):
     assert (paused.returncode, (tmp_path / "var" / "dvsync.db").exists()) == (0, True), paused.stderr
 
 
+def test_beside_python_daemon_nothing_starts(wheel: Path, tmp_path: Path):
+    """By this file of its `daemon`, which no order of installation overwrites."""
+    command = install(wheel, tmp_path)
+    (folder,) = tmp_path.glob("lib/python3.*/site-packages/daemon")
+    (folder / "daemon.py").touch()
+    refused = ask(command, "--version", folder=tmp_path)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert refused.stderr.startswith(f"python-daemon is installed in {folder}, too")
+
+
 CONFIG = """
 catalogs: {local: {type: sql, uri: "sqlite:///var/catalog.db", warehouse: var/warehouse}}
 spark: {conf: {spark.jars.ivy: ivy}}
@@ -187,7 +197,7 @@ def test_another_pyspark_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(PipelineAway, match=r"needs pyspark 4\.1, and this is installed: 4\.0\.1"):
         check_pipeline(SparkSettings())
     monkeypatch.setattr(sys, "path", [])
-    with pytest.raises(PipelineAway, match="this is installed: none"):
+    with pytest.raises(PipelineAway, match="PySpark is not installed"):
         check_pipeline(SparkSettings())
 
 

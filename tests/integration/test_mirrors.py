@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from decimal import Decimal
 from pathlib import Path
 from threading import Event
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,6 +18,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from daemon.mirror.substitution import find_mirror_name
+from daemon.pipeline import runner
+from daemon.spark.answers import map_on_spark
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.follow import Followed
@@ -173,3 +178,38 @@ def test_mirrors_by_spark(spark: SparkSession, tmp_path: Path) -> None:
         table.commit(table.delete({files[0]: [2], files[1]: [3]}))
         bench.sync()
         assert sorted(read_spark(bench.iceberg(), spark)) == table.live_rows()
+
+
+@pytest.mark.long
+def test_more_mirrors_than_one_process_makes(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the engine `auto`, Spark plans and makes them, at a first sync and in a later one."""
+    count, on_spark = runner.LOCAL_DATA_FILES_MAX + 1, set[str]()
+
+    def watched(session: SparkSession, parts: Sequence[Any], function: Any) -> Any:
+        on_spark.add(getattr(function, "func", function).__name__)
+        return map_on_spark(session, parts, function)
+
+    monkeypatch.setattr(runner, "map_on_spark", watched)
+    table = Mirrored(tmp_path / "delta")
+    table.create()
+    first = table.write_file([(number, "x", "v") for number in range(4)])
+
+    def add_many(name: str) -> None:
+        paths = [f"{name}-{number}.parquet" for number in range(count)]
+        for path in paths:
+            os.link(table.folder / first, table.folder / path)
+            table.rows[path] = table.rows[first]
+        table.commit([table.add(path, deleted=[1] if path == paths[7] else []) for path in paths])
+
+    add_many("first")
+    with closing(Bench(tmp_path / "dvsync", table.location, engine="auto", table_options={"mirrors": "footer"})) as it:
+        it.sync()
+        assert len(it.store.list_live_mirrors(1)) == count
+        assert on_spark == {"make_on_spark"}, "the state plans them"
+        add_many("second")
+        it.sync()
+        assert len(it.store.list_live_mirrors(1)) == 2 * count
+        assert on_spark == {"plan_on_spark", "make_on_spark"}
+        assert Counter(read_spark(it.iceberg(), spark)) == Counter(table.live_rows())

@@ -198,10 +198,10 @@ def test_deletion_vectors_on_and_off(service: Service, tmp_path: Path, mode: str
         f"CREATE TABLE {{t}} USING delta TBLPROPERTIES ('delta.columnMapping.mode' = '{mode}',"
         " 'delta.enableDeletionVectors' = 'false') AS SELECT id, id % 3 AS n FROM range(0, 40, 1, 2)"
     )
-    table.step("DELETE FROM {t} WHERE id % 7 = 0", operation="overwrite")
+    table.step("DELETE FROM {t} WHERE id = 0", operation="overwrite")
     table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')", snapshots=0)
     table.step("DELETE FROM {t} WHERE id % 7 = 1", operation="delete")
-    assert table.image.delete_files
+    assert len(table.image.delete_files) == 2
     table.step("ALTER TABLE {t} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'false')", snapshots=0)
     table.step("UPDATE {t} SET n = 9 WHERE id = 2")
     assert len(table.image.delete_files) == 1
@@ -424,10 +424,19 @@ def test_row_tracking(service: Service, tmp_path: Path, mode: str) -> None:
     table.step("INSERT INTO {t} VALUES (100, 'last')", operation="append")
 
 
+# What makes files need mirrors of each kind.
+OLDER = {
+    "refuse": {},
+    "footer": {"spark.sql.parquet.writeLegacyFormat": "true"},
+    "rewrite": {"spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY"},
+}
+
+
 @pytest.mark.long
-def test_row_ids_are_deltas(service: Service, tmp_path: Path) -> None:
-    """In format version 3, through UPDATE, OPTIMIZE and RESTORE, and after a resync."""
-    table = Followed(service, tmp_path)
+@pytest.mark.parametrize("mirrors", OLDER)
+def test_row_ids_are_deltas(service: Service, tmp_path: Path, mirrors: str) -> None:
+    """In format version 3, through UPDATE, OPTIMIZE and RESTORE, and after a resync; in mirrors, too."""
+    table = Followed(service, tmp_path, options={"mirrors": mirrors})
     vectors = table.new_bench("vectors", format_version=3)
 
     def check() -> None:
@@ -435,22 +444,26 @@ def test_row_ids_are_deltas(service: Service, tmp_path: Path) -> None:
         shown = table.writer.spark(read_iceberg, location, ("id", "name", "_row_id AS row_id"))
         expected = table.writer.rows("SELECT id, name, _metadata.row_id FROM {t}", table.source)
         assert shown.sort_by("id").to_pylist() == expected.sort_by("id").to_pylist()
+        record = vectors.store.open_table(vectors.name, vectors.source, vectors.target)
+        assert bool(vectors.store.list_live_mirrors(record.id)) == (mirrors != "refuse")
 
     def step(statement: str) -> None:
         table.step(statement)
         vectors.sync()
         check()
 
-    table.sql(
-        "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true',"
-        " 'delta.enableRowTracking' = 'true') AS SELECT id, concat('n', id) AS name FROM range(0, 30, 1, 2)"
-    )
-    table.step()
-    vectors.sync()
-    step("UPDATE {t} SET name = 'updated' WHERE id % 5 = 0")
-    step("DELETE FROM {t} WHERE id % 7 = 1")
-    step("OPTIMIZE {t}")
-    step("RESTORE TABLE {t} TO VERSION AS OF 1")
+    with table.writer.confs(OLDER[mirrors]):
+        table.sql(
+            "CREATE TABLE {t} USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true',"
+            " 'delta.enableRowTracking' = 'true') AS SELECT id, concat('n', id) AS name, array(id, NULL) AS l,"
+            " DATE'1400-01-01' AS day FROM range(0, 30, 1, 2)"
+        )
+        table.step()
+        vectors.sync()
+        step("UPDATE {t} SET name = 'updated' WHERE id % 5 = 0")
+        step("DELETE FROM {t} WHERE id % 7 = 1")
+        step("OPTIMIZE {t}")
+        step("RESTORE TABLE {t} TO VERSION AS OF 1")
     # Row ids that Iceberg assigns from now on belong to no row of Delta's.
     highest = table.writer.rows("SELECT max(_metadata.row_id) AS row_id FROM {t}", table.source)
     assert next_row_id(vectors.iceberg().metadata) > highest["row_id"][0].as_py()

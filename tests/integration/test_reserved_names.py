@@ -73,6 +73,7 @@ def test_names_that_no_reader_minds_are_followed(service: Service, tmp_path: Pat
             assert ids == [3], f"{reader} with a filter on {name}"
 
 
+@pytest.mark.long
 def test_names_that_spark_takes_for_its_own(
     spark: SparkSession, writer: Writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -87,6 +87,7 @@ def test_random_histories(
     play(spark, History(tmp_path_factory.mktemp("t") / "t", partitioned=partitioned, big=True), played)
 
 
+@pytest.mark.long
 def test_types(spark: SparkSession, tmp_path: Path, conf: Any) -> None:
     """Columns of all kinds, partition values with odd signs, and files of before and after a change of the schema."""
     folder = tmp_path / "50% é t"
@@ -133,6 +134,7 @@ def test_ids(spark: SparkSession, tmp_path: Path) -> None:
     assert_as_delta(spark, folder, "id < 15 AND s.z > 2")
 
 
+@pytest.mark.long
 def test_old_and_odd_files(spark: SparkSession, tmp_path: Path, conf: Any) -> None:
     """INT96 timestamps, CHAR, generated columns, widened types, variants."""
     conf({"spark.sql.parquet.outputTimestampType": "INT96"})
@@ -214,6 +216,7 @@ def files_read(frame: DataFrame) -> int:
     return int(leaves.head().metrics().apply("numFiles").value())
 
 
+@pytest.mark.long
 def test_skipped_files(spark: SparkSession, tmp_path: Path) -> None:
     """Filters skip files by partition values and statistics; files without statistics are read."""
     folder = tmp_path / "t"

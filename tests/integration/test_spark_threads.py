@@ -117,6 +117,7 @@ def test_a_session_that_died_while_idle(service: Service, tmp_path: Path, checkp
     assert_shown(checkpointed, first)
 
 
+@pytest.mark.long
 def test_a_session_that_died_at_work(service: Service, tmp_path: Path, checkpointed: HandmadeTable) -> None:
     """A JVM that is killed in the middle of a first sync is named as Spark's trouble, and the sync is tried again."""
     table = serve(service, tmp_path, checkpointed, 0)

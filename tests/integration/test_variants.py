@@ -59,6 +59,27 @@ def test_variants(writer: Writer, tmp_path: Path, properties: str, lists: bool) 
     table.follow("RESTORE TABLE {t} TO VERSION AS OF 2")
 
 
+@pytest.mark.long
+def test_variants_in_files_that_are_rewritten(writer: Writer, tmp_path: Path) -> None:
+    """Days of the old calendar need another file; the variants beside them stay what they are, shredded ones too."""
+    table = Variants(InProcess(writer), tmp_path, options={**READ_BY, "mirrors": "rewrite"}, read=read_delta_json)
+    table.vectors = table.bench
+    properties = "'delta.enableDeletionVectors' = 'true', 'delta.enableVariantShredding' = 'true'"
+    table.sql(
+        "CREATE TABLE {t} (id INT, v VARIANT, s STRUCT<v: VARIANT, n: BIGINT>, l ARRAY<VARIANT>, day DATE)"
+        f" USING delta TBLPROPERTIES ({properties})"
+    )
+    rows = f"SELECT {VALUES}, array(parse_json('true'), NULL), DATE'1400-01-01'"
+    with table.writer.confs({"spark.sql.parquet.datetimeRebaseModeInWrite": "LEGACY"}):
+        table.follow(f"INSERT INTO {{t}} {rows} FROM range(0, 8, 1, 1)", spark=True)
+    assert [each.kind for each in table.bench.store.list_live_mirrors(1)] == ["rewrite"]
+    table.follow("DELETE FROM {t} WHERE id IN (1, 3)")
+    table.follow(f"INSERT INTO {{t}} {rows} FROM range(8, 12, 1, 1)", spark=True)
+    table.follow("OPTIMIZE {t}")
+    table.follow("RESTORE TABLE {t} TO VERSION AS OF 1", spark=True)
+    assert [each.kind for each in table.bench.store.list_live_mirrors(1)] == ["rewrite"]
+
+
 def test_somebody_else_with_variants(writer: Writer, tmp_path: Path) -> None:
     """Spark's Iceberg catalog changes the table by metadata of its own: we read it, and it reads ours."""
     table = Variants(InProcess(writer), tmp_path, options=READ_BY, read=read_delta_json)

@@ -17,7 +17,7 @@ def main(archive: Path) -> None:
     """End a JVM that has done a little of everything: it writes the archive as it ends."""
     with tempfile.TemporaryDirectory() as folder:
         spark_session.CONF["spark.driver.extraJavaOptions"] += f" -XX:ArchiveClassesAtExit={archive} -Xlog:disable"
-        spark = spark_session.start(Path(folder) / "warehouse", Path(folder))
+        spark = spark_session.start(Path(folder) / "warehouse", Path(folder), {})
         table = f"delta.`{folder}/t`"
         spark.sql(f"CREATE TABLE {table} (id INT) USING delta TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
         spark.sql(f"INSERT INTO {table} SELECT id FROM range(0, 9, 1, 1)")

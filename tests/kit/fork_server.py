@@ -18,15 +18,17 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from functools import partial
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from select import POLLIN, poll
 from typing import Any
 
+import typer.main
 from coverage import Coverage
 
 import daemon
+from daemon.cli.commands import app
 from tests.kit.daemon_process import run_dvsync
 from tests.kit.forking import KILL_MEASURED
 from tests.kit.warm import follow_once, prepare_once
@@ -106,6 +108,9 @@ def main() -> None:
     threads = [(task / "comm").read_text().strip() for task in Path("/proc/self/task").iterdir()]
     assert len(threads) - threads.count("jemalloc_bg_thd") == 1, threads
     follow_once()
+    # All commands are built here, and not in each process.
+    typer.main.get_command = cache(typer.main.get_command)
+    typer.main.get_command(app)
     if measured := Coverage.current():
         # What was run so far is written once, and not by each forked process.
         measured.save()

@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from importlib.metadata import distribution
 from pathlib import Path
 from venv import EnvBuilder
+
+from deploy.release import needed
 
 ROOT = Path(__file__).parents[2]
 
@@ -36,6 +39,19 @@ def install(wheel: Path, folder: Path) -> Path:
     subprocess.run([*install, "--ignore-installed"], check=True, capture_output=True, env=clean_environment())
     command = folder / "bin" / "dvsync"
     command.write_text(command.read_text().replace(sys.executable, str(python), 1))
+    return command
+
+
+def install_slim(folder: Path) -> Path:
+    """The command `dvsync` of this checkout in an environment of its own that has what it needs without any extra."""
+    EnvBuilder(with_pip=False, symlinks=True).create(folder)
+    (packages,) = (folder / "lib").glob("python3.*/site-packages")
+    for installed in map(distribution, needed()):
+        for name in {file.parts[0] for file in installed.files or ()} - {"..", "__pycache__"}:
+            (packages / name).symlink_to(str(installed.locate_file(name)))
+    command = folder / "bin" / "dvsync"
+    command.write_text(f"#!{folder / 'bin' / 'python'}\nfrom daemon.cli.commands import main\nmain()\n")
+    command.chmod(0o755)
     return command
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from daemon.errors import MirrorKind
 from daemon.mirror import parquet
 from daemon.mirror.compact import BINARY, BYTE, STRUCT
 from daemon.mirror.footer import SPECIFICATION_VERSION, VARIANT
@@ -70,6 +72,14 @@ class Misread:
             "stats": json.dumps({"numRecords": self.file.num_rows, "tightBounds": False}),
         }
         return action
+
+
+def with_vector(table: HandmadeTable, path: str, deleted: set[int]) -> list[dict[str, Any]]:
+    """The actions that give a live file another deletion vector, and nothing else."""
+    action = {**table.live[path], "deletionVector": table.write_dvs({path: deleted})[path]}
+    actions = [table.remove(path), {"add": action}]
+    table.live[path], table.deleted[path] = action, deleted
+    return actions
 
 
 def rename_elements(path: Path, name_of: Callable[[parquet.Node], str]) -> None:
@@ -210,5 +220,54 @@ CASES: Mapping[Fault, Misread] = {
             l=pa.array([[each] for each in NAIVE], pa.list_(MICROS)),
         ),
         [(1, MOMENTS[0], NAIVE[0], (MOMENTS[0],)), (3, MOMENTS[2], NAIVE[2], (MOMENTS[2],))],
+    ),
+}
+
+SPARK_2 = {"org.apache.spark.version": "2.4.0"}
+# What all readers misread, by the beginning of its row in docs/compatibility.md, and the mirror that they read.
+BY_ALL: Mapping[str, tuple[Misread, MirrorKind]] = {
+    "the Julian calendar": (
+        Misread(
+            [ID, column("d", "date"), column("l", list_of("date"))],
+            _table(d=[date(1500, 1, 1)] * 3, l=[[date(1500, 1, 1)], None, [None]]).replace_schema_metadata(SPARK_2),
+            [(1, date(1499, 12, 23), (date(1499, 12, 23),)), (3, date(1499, 12, 23), (None,))],
+        ),
+        "rewrite",
+    ),
+    "files with other field ids": (
+        Misread(
+            [ID, column("a", "long"), column("b", "long")],
+            _with_ids(stored("a", pa.int64(), 3), stored("b", pa.int64(), 2), a=[4, 5, 6], b=[7, 8, 9]),
+            [(1, 4, 7), (3, 6, 9)],
+        ),
+        "footer",
+    ),
+    "files with durations": (
+        Misread([ID, column("b", "binary")], _table(b=pa.array([b"ab"] * 3, pa.binary(2))), [(1, b"ab"), (3, b"ab")]),
+        "rewrite",
+    ),
+    "strings stored as bytes": (
+        Misread(
+            [ID, column("s", "string"), column("b", "binary"), column("d", "date")],
+            _table(s=[b"a"] * 3, b=["c"] * 3, d=pa.array([0] * 3, pa.int32())),
+            [(1, "a", b"c", date(1970, 1, 1)), (3, "a", b"c", date(1970, 1, 1))],
+        ),
+        "footer",
+    ),
+    "files whose columns are spelled": (
+        Misread(
+            [ID, column("l", list_of(list_of(struct_of(column("x", "long")))))],
+            _table(l=[[[{"X": 1}]]] * 3),
+            [(1, (((1,),),)), (3, (((1,),),))],
+        ),
+        "footer",
+    ),
+    "widening int to long": (
+        Misread(
+            [ID, column("d", "double"), column("n", "decimal(12,2)")],
+            _table(d=pa.array([1, 2, 3], pa.int32()), n=pa.array([1, 2, 3], pa.int32())),
+            [(1, 1.0, Decimal("1.00")), (3, 3.0, Decimal("3.00"))],
+        ),
+        "rewrite",
     ),
 }

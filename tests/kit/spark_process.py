@@ -38,8 +38,9 @@ class SparkRefused(Exception):
 class SparkProcess:
     """`spark(function, *arguments)` is `function(session, *arguments)` in the process of the run in `folder`."""
 
-    def __init__(self, folder: Path, run: int) -> None:
-        self._folder, self._run = folder, run
+    def __init__(self, folder: Path, run: int, settings: Mapping[str, str]) -> None:
+        """`settings` are Spark's, beside those of all tests."""
+        self._folder, self._run, self._settings = folder, run, settings
         self._of_thread = threading.local()
 
     def __call__(self, function: Callable[..., Any], *arguments: Any, settings: Mapping[str, str] | None = None) -> Any:
@@ -68,7 +69,8 @@ class SparkProcess:
         return Client(("127.0.0.1", told["port"]), authkey=bytes.fromhex(told["key"]))
 
     def _start(self, place: Path) -> None:
-        command = [sys.executable, "-m", "tests.kit.spark_process", str(place), str(self._run)]
+        arguments = str(place), str(self._run), json.dumps(self._settings)
+        command = [sys.executable, "-m", "tests.kit.spark_process", *arguments]
         with (self._folder / "spark.log").open("w") as log:
             process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
         STARTED.append(process)
@@ -79,11 +81,11 @@ class SparkProcess:
             time.sleep(0.1)
 
 
-def serve(place: Path, run: int) -> None:
+def serve(place: Path, run: int, settings: Mapping[str, str]) -> None:
     """Answer until the process `run` is gone."""
     os.umask(0o077)
     key = secrets.token_bytes(32)
-    session = start(place.parent / "spark-warehouse", place.parent)
+    session = start(place.parent / "spark-warehouse", place.parent, settings)
     gateway: Any = session.sparkContext._gateway
     parameters = gateway.gateway_parameters
     listener = Listener(("127.0.0.1", 0), authkey=key)
@@ -136,4 +138,4 @@ if __name__ == "__main__":
     from tests.kit import spark_process
 
     # By this name, under which its exceptions are known to the tests.
-    spark_process.serve(Path(sys.argv[1]), int(sys.argv[2]))
+    spark_process.serve(Path(sys.argv[1]), int(sys.argv[2]), json.loads(sys.argv[3]))

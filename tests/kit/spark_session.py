@@ -31,6 +31,10 @@ FOR_SMALL_TABLES = {
     "spark.driver.extraJavaOptions": SHORT_LIVED,
     "spark.sql.adaptive.enabled": "false",
 }
+# Unless histories are recorded, in which a table would have other files.
+ONE_TASK = dict.fromkeys(
+    ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism", "spark.sql.shuffle.partitions"), "1"
+)
 # With it Spark's Iceberg catalog and PyIceberg's share one SQLite file: somebody else commits to our table.
 SQLITE_JAR = "org.xerial:sqlite-jdbc:3.54.1.0"
 CONF = {
@@ -51,12 +55,12 @@ def conf() -> dict[str, str]:
     return {**CONF, "spark.jars.packages": ",".join((ICEBERG_JAR, SQLITE_JAR, *s3_jars()))}
 
 
-def start(warehouse: Path, run_folder: Path) -> SparkSession:
-    """Spark with Delta and the Iceberg runtime, in a new JVM."""
+def start(warehouse: Path, run_folder: Path, more: Mapping[str, str]) -> SparkSession:
+    """Spark with Delta and the Iceberg runtime, in a new JVM. `more` goes before CONF."""
     from pyspark.sql import SparkSession  # noqa: PLC0415 - replayed tests do without it
 
     with_our_modules()
-    settings = SparkSettings(master="local[2]", conf={**conf(), "spark.sql.warehouse.dir": str(warehouse)})
+    settings = SparkSettings(master="local[2]", conf={**conf(), **more, "spark.sql.warehouse.dir": str(warehouse)})
     builder = SparkSession.builder.master(settings.master)
     # The processes of one run share Ivy's folder, which two resolvers at once leave with jars cut short.
     with FileLock(run_folder / "jars.lock"):

@@ -76,7 +76,6 @@ REFUSED: list[tuple[str, Check, MirrorKind | None]] = [
     ("files whose columns are spelled", of_file(pa.table({"A": [1], "a": [2]}), column("a", "long")), None),
     ("widening int to long", of_file(pa.table({"d": pa.array([1], pa.int32())}), column("d", "double")), "rewrite"),
     ("widening int to long", of_file(pa.table({"d": pa.array([1], pa.int64())}), column("d", "integer")), None),
-    ("partition columns of every type", lambda _: table_of(column("p", "binary"), partitions=["p"]), None),
     ("paths with `#`", of_file(pa.table({"a": [1]}), column("a", "long"), name="a#b"), "copy"),
     ("`s3://b//t`", lambda _: check_path("s3://b//t"), None),
     ("values in a year", lambda _: parse_partition_value("10000-01-01", DateType(), "p"), None),

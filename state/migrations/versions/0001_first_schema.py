@@ -93,7 +93,7 @@ def upgrade() -> None:
         sa.Column("kind", sa.Text(), nullable=False, server_default=""),
         sa.Column("why", sa.Text()),
         sa.Index(None, "table_id", "data_file"),
-        sa.Index(None, "table_id", "status", "kind", "size_bytes"),
+        sa.Index(None, "table_id", "status", "since_ms", "size_bytes"),
     )
 
     op.create_table(

@@ -507,6 +507,19 @@ def test_large_footers_are_read_by_two_requests(tmp_path: Path) -> None:
     assert as_arrow(mended).num_columns == 1500
 
 
+def test_a_footer_that_is_too_large_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but the end, where it says so: many files are read at the same time."""
+    path, size = tmp_path / "f.parquet", parquet.FOOTER_BYTES_MAX + 1
+    with path.open("wb") as file:
+        file.seek(size)
+        file.write(size.to_bytes(4, "little") + parquet.MAGIC)
+    read, asked = FileIOStorage.read_tail, list[int]()
+    monkeypatch.setattr(FileIOStorage, "read_tail", lambda *args: asked.append(args[2]) or read(*args))
+    with pytest.raises(CorruptInput, match="without a whole Parquet footer"):
+        load_footer(FileIOStorage(), str(path))
+    assert asked == [parquet.TAIL_BYTES]
+
+
 def test_errors_keep_what_lifts_them_across_processes() -> None:
     """They come from Spark's tasks."""
     error = Unsupported("no", hint="do", path="p", lifted_by="rewrite")

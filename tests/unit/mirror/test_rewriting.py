@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -19,13 +20,14 @@ from daemon.errors import AccountMismatch, CorruptInput, ObjectMissing, Unsuppor
 from daemon.mirror import copying, rewriting
 from daemon.mirror.column_hashes import column_hashes
 from daemon.mirror.defaults import defaults_of, parse_default
+from daemon.mirror.footer import mend_footer
 from daemon.mirror.making import make_mirrors
-from daemon.mirror.parquet import load_footer
+from daemon.mirror.parquet import encode_footer, load_footer
 from daemon.mirror.rewriting import RewriteTask, check_rewrite, rewrite_file
 from daemon.store.storage import FileIOStorage
 from daemon.translate.schema import TableSchema
 from tests.kit.mirror_files import column, field, ids_of, list_of, map_of, planned, rows_by_readers, struct_of, table_of
-from tests.unit.mirror.test_footer import spark_files
+from tests.unit.mirror.test_footer import BY, VARIANT, spark_files
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -73,6 +75,29 @@ def test_other_types(delta: str, stored: pa.DataType, values: Any, expected: Any
     ]
     mirror = rewritten(tmp_path / "f.parquet", table_of(*columns))
     agree(mirror, [{"c": each, "m": [("k", each)], "s": {"x": [each, None]}} for each in expected])
+
+
+@pytest.mark.parametrize("is_annotated", [True, False])
+def test_variants_stay_what_they_are(is_annotated: bool, tmp_path: Path) -> None:
+    """Shredded or not, at the top and inside others, also where the file says nothing of variants."""
+    one, shredded = {"metadata": b"\1\0\0", "value": b"\x0c\x07"}, pa.struct([*VARIANT, ("typed_value", pa.int64())])
+    rows = {
+        "v": pa.array([one, None], VARIANT),
+        "n": pa.array([1, None], pa.int32()),
+        "w": pa.array([{"metadata": b"\1\0\0", "typed_value": 8}, one], shredded),
+        "l": pa.array([[one, None], []], pa.list_(VARIANT)),
+        "d": pa.array([2, 3], pa.int32()),
+    }
+    pq.write_table(pa.table(rows), path := tmp_path / "f.parquet")
+    kinds = {"v": "variant", "n": "double", "w": "variant", "l": list_of("variant"), "d": "double"}
+    table = table_of(*(column(name, kind) for name, kind in kinds.items()), readers=BY)
+    if is_annotated:
+        footer = load_footer(FileIOStorage(), str(path))
+        path.write_bytes(path.read_bytes()[: footer.start] + encode_footer(mend_footer(footer.metadata, table)))
+    mirror = rewritten(path, table)
+    with duckdb.connect() as connection:
+        found = connection.sql(f"SELECT v, n, w, l, d FROM read_parquet('{mirror}')").fetchall()
+    assert found == [(7, 1.0, 8, [7, None], 2.0), (None, None, 7, [], 3.0)]
 
 
 def test_what_stays_and_in_which_row_groups(tmp_path: Path) -> None:
@@ -292,11 +317,12 @@ def test_columns_that_delta_fills(tmp_path: Path) -> None:
         ("1.234", "decimal(5,2)", Unsupported),
         ("1", "string", Unsupported),
         ("array(1)", "string", Unsupported),
+        ("NULL", "variant", Unsupported),
     ],
 )
 def test_literals_of_defaults(sql: str, delta: str, value: Any) -> None:
     """Spark's literals are read, everything else is refused."""
-    kind = table_of(column("c", delta)).schema.find_type("c")
+    kind = table_of(column("c", delta), readers=BY).schema.find_type("c")
     if value is Unsupported:
         with pytest.raises(Unsupported, match="with which Delta fills files that lack it, is no literal") as raised:
             parse_default(sql, kind, "c", "UTC")

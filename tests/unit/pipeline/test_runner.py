@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from daemon.config.settings import SparkSettings
+from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, FileLiveTwice, PipelineAway
+from daemon.pipeline.mirrors import KINDS, MirrorPlanner, MirrorTask
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
+from daemon.store.storage import FileIOStorage
 from tests.kit.logs import METADATA, PROTOCOL, HandmadeLog, add, remove
+from tests.kit.mirror_files import column, table_of
 
 
 @pytest.fixture
@@ -43,6 +49,27 @@ def test_what_needs_spark(log: HandmadeLog, monkeypatch: pytest.MonkeyPatch, lim
     assert files(log, "local") == 3
     with pytest.raises(PipelineAway):
         files(log, "auto" if limit else "spark")
+
+
+def test_mirrors_that_need_spark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """More files than one process plans and makes, or more bytes to rewrite."""
+    adds = []
+    for number in range(3):
+        pq.write_table(pa.table({"c": pa.array([number], pa.int32())}), path := tmp_path / f"{number}.parquet")
+        adds.append(AddFile(f"file://{path}", True, partition_values={}, size=path.stat().st_size))
+    planner = MirrorPlanner(FileIOStorage(), table_of(column("c", "double")), KINDS["rewrite"], "t")
+    runner = Runner(SparkPipeline(SparkSettings()), "auto")
+    planned = runner.plan_mirrors(adds, planner)
+    tasks = [MirrorTask(each, f"{each.data_file}-mirror") for each in planned.mirrors]
+    paths = [path for made in runner.make_mirrors(tasks, planner, {}) for path in made]
+    assert paths == [task.path for task in tasks]
+    for limit in ("LOCAL_DATA_FILES_MAX", "LOCAL_REWRITTEN_BYTES_MAX"):
+        with monkeypatch.context() as limited, pytest.raises(PipelineAway):
+            limited.setattr(f"daemon.pipeline.runner.{limit}", 2)
+            list(runner.make_mirrors(tasks, planner, {}))
+    monkeypatch.setattr("daemon.pipeline.runner.LOCAL_DATA_FILES_MAX", 2)
+    with pytest.raises(PipelineAway):
+        runner.plan_mirrors(adds, planner)
 
 
 def test_a_checksum_file_that_differs_needs_a_second_opinion(log: HandmadeLog) -> None:

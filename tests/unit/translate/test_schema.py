@@ -804,12 +804,6 @@ def test_partition_columns_that_cannot_be_are_corrupt(partition: tuple[str, ...]
         translate_schema(metadata(column("a", elements), column("b", "long"), partition=partition))
 
 
-def test_binary_partition_columns_are_refused() -> None:
-    """Delta writes binary partition values as text that does not hold every byte."""
-    with pytest.raises(Unsupported, match="partition column b is binary"):
-        translate_schema(metadata(column("b", "binary"), partition=("b",)))
-
-
 def test_leaves_are_the_columns_that_have_metrics() -> None:
     """Primitive columns by physical path, also in structs; nothing inside lists and maps."""
     nested = struct(column("x", "long"), column("t", struct(column("y", "date"))), column("l", array("long")))
