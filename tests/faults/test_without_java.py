@@ -24,7 +24,7 @@ log: {format: json}
 defaults: {poll_interval: 200ms}
 tables:
 - {source: "lake/*", target: "lake.{name}", name: "{name}"}
-- {source: own, target: lake.own, name: own, engine: local, allow_delete: true}
+- {source: own, target: lake.own, name: own, engine: local, deletes: command}
 """
 MEMORY_MAX_BYTES = 250 << 20
 
