@@ -68,9 +68,9 @@ $(STAMPS)/spark.jsa: $(STAMPS)/jars
 	rm -f $@
 	$(BIN)/python -m tests.kit.class_archive $@ >$(STAMPS)/class_archive.log 2>&1
 
-test: setup $(STAMPS)/spark.jsa ## lint and packages beside the tests, with Spark and all readers: 20 minutes on two cores
+test: setup $(STAMPS)/spark.jsa ## lint and packages beside the tests, with Spark and all readers: 17 minutes on two cores
 	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
-	@echo "Polars and PyIceberg as readers; about 20 minutes on two cores. Failures are listed again at the end."
+	@echo "Polars and PyIceberg as readers; about 17 minutes on two cores. Failures are listed again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
 test-long: setup $(STAMPS)/spark.jsa ## more variants of tests, more random inputs, and Spark writes the recorded histories again
