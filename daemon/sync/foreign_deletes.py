@@ -185,7 +185,7 @@ class _ForeignDeletes:
             raise self._refused(f"deleted rows of {some_of(sorted(lost))} are back")
 
     def _refused(self, what: str) -> TargetChanged:
-        return target_changed(self._context, self._table, f"{what}, by {foreign_commits(self._table)}")
+        return target_changed(self._context, self._table, f"{what}; it was {foreign_commits(self._table)}")
 
     def _removed_by(self, snapshot: Snapshot) -> set[str]:
         """Return the data files that `snapshot` does not show any more."""
