@@ -134,7 +134,8 @@ class LastAnswer:
     """The last answer about a table, and what it says: mostly, the next one is the same."""
 
     def __init__(self) -> None:
-        self._known: tuple[bytes, Ratified | None] = b"", None
+        # An answer without a byte is one, too.
+        self._known: tuple[bytes | None, Ratified | None] = None, None
 
     def read(self, parse: Callable[[bytes], Ratified | None], data: bytes) -> Ratified | None:
         known = self._known
