@@ -22,13 +22,11 @@ class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
         return _text_in(self.tags, name)
 
 
-class _Line(msgspec.Struct, frozen=True):
-    # Decoded separately: it may have numbers that are too large.
-    commit_info: msgspec.Raw = msgspec.field(name="commitInfo", default=msgspec.Raw())
+class _Line(msgspec.Struct, frozen=True, rename="camel"):
+    commit_info: CommitInfo | None = None
 
 
 _decode_line = msgspec.json.Decoder(_Line).decode
-_decode_info = msgspec.json.Decoder(CommitInfo).decode
 
 
 def read_commit_info(log: DeltaLog, version: int) -> CommitInfo:
@@ -36,7 +34,7 @@ def read_commit_info(log: DeltaLog, version: int) -> CommitInfo:
     for line in log.storage.read(log.commit_path(version)).split(b"\n"):
         try:
             if b'"commitInfo"' in line and (found := _decode_line(line).commit_info):
-                return _decode_info(found)
+                return found
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             continue
     return CommitInfo()

@@ -47,7 +47,7 @@ from daemon.store.durable import is_local, local_path
 from daemon.store.locations import file_missing
 from daemon.store.storage import FileIOStorage
 from daemon.translate.file_schema import FIELD_ID, FileSchema, check_file_schema, is_stored_as, lifts_type
-from daemon.translate.name_mapping import column_finder
+from daemon.translate.name_mapping import Path, column_finder
 from daemon.translate.schema import TableSchema
 
 # A larger row group is read and written in parts of about this many bytes, before compression, each a row group.
@@ -127,15 +127,18 @@ def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Ma
     return int(size_bytes)
 
 
-def check_rewrite(footer: Struct, task: RewriteTask) -> tuple[pa.Schema, FileSchema]:
-    """Return the schema of the mirror, and its properties. Reads no values.
+def check_rewrite(footer: Struct, task: RewriteTask) -> tuple[pa.Schema, FileSchema, frozenset[Path]]:
+    """Return the schema of the mirror, its properties, and its variants, of which Arrow's schema does not know.
+
+    Reads no values.
 
     Raises `Unsupported` if the file cannot be written so that readers would find all columns.
     """
     mended = mend_footer(footer, task.table)
     schema = RewritePlan.of(as_arrow(mended), task).schema
     try:
-        return schema, check_file_schema(schema, task.table, leaf_paths(schema), annotated_variants(mended))
+        variants = annotated_variants(mended)
+        return schema, check_file_schema(schema, task.table, leaf_paths(schema), variants), variants
     except Unsupported as error:
         error.lifted_by = None
         raise

@@ -17,7 +17,7 @@ from daemon.errors import CorruptInput, MirrorKind, Unsupported, errors_at
 from daemon.mirror.copying import MirrorCopy
 from daemon.mirror.decision import plan_mirror
 from daemon.mirror.defaults import parse_default
-from daemon.mirror.footer import annotated_variants, mend_footer
+from daemon.mirror.footer import mend_footer
 from daemon.mirror.making import make_mirrors
 from daemon.mirror.parquet import ROWS, Footer, encode_footer, load_footer, parse_footer
 from daemon.mirror.rewriting import RewriteTask, check_rewrite
@@ -151,10 +151,13 @@ class MirrorPlanner:
         sources = [each.source_id for each in self.table.spec.fields]
         wanted = replace(wanted, partition=dict(zip(sources, values, strict=True)))
         task = self._rewrite_task(wanted, "")
-        schema, file = check_rewrite(footer.metadata, task)
-        # Arrow's schema does not say what is a variant.
-        variants = sorted(annotated_variants(mend_footer(footer.metadata, self.table)))
-        values_in_it = sorted(task.partition.items()), sorted(task.defaults.items()), self.table.time_zone, variants
+        schema, file, variants = check_rewrite(footer.metadata, task)
+        values_in_it = (
+            sorted(task.partition.items()),
+            sorted(task.defaults.items()),
+            self.table.time_zone,
+            sorted(variants),
+        )
         wanted = self._named(wanted, schema.serialize().to_pybytes() + repr(values_in_it).encode())
         return wanted, file.traits, metrics_of(add, self.table, footer.metadata[ROWS][1])
 

@@ -86,11 +86,11 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     ancestors = ancestors_of(current, table.metadata)
     before = next(each for each in ancestors if each.snapshot_id in {own.snapshot_id, *taken})
     deletes = _ForeignDeletes(context, table, own, current)
-    shown = deletes.shown_by(current)
-    rows = _difference(shown, deletes.shown_by(own))
+    rows = _difference(deletes.shown, deletes.shown_by_own)
     deletes.check_share(rows)
     version = taken.get(before.snapshot_id)
-    if new := _difference(shown, deletes.shown_by(before)):
+    is_own = before.snapshot_id == own.snapshot_id
+    if new := _difference(deletes.shown, deletes.shown_by_own if is_own else deletes.shown_by(before)):
         context.target.check_lease()
         mirrored = {each.path: each.data_file for each in context.store.list_live_mirrors(record.id)}
         named = {mirrored.get(path, path): positions for path, positions in new.items()}
@@ -112,7 +112,7 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
         _log.info(events.ROWS_DELETED, version=version, reason=told)
         run = SyncRun(record.id, context.clock.now_ms(), 0, DELETED, version, version, message=told, operation="DELETE")
         _record(context, record, run)
-    return HandedOver(marker, told, _find_equal_vectors(context, deletes, shown))
+    return HandedOver(marker, told, _find_equal_vectors(context, deletes))
 
 
 def _find_taken(log: DeltaLog, after: int) -> dict[int, int]:
@@ -141,18 +141,16 @@ def _record(context: TableContext, record: TableRecord, run: SyncRun) -> None:
         context.store.record_run(run)
 
 
-def _find_equal_vectors(
-    context: TableContext, deletes: _ForeignDeletes, shown: Mapping[str, BitMap64]
-) -> dict[str, DeletionVectorDescriptor]:
+def _find_equal_vectors(context: TableContext, deletes: _ForeignDeletes) -> dict[str, DeletionVectorDescriptor]:
     """Return Delta's newest vectors of the data files of which Iceberg shows the same rows as deleted, each once."""
     with context.open_state() as state:
         vectors = {
             add.path: add.deletion_vector
             for add in state.read_adds(with_dv_only=True)
-            if add.deletion_vector and add.path in shown and add.path not in deletes.doubled
+            if add.deletion_vector and add.path in deletes.shown and add.path not in deletes.doubled
         }
     found = read_position_sets(context.storage, context.location, list(vectors.values()))
-    equal = {path for path, each in zip(vectors, found, strict=True) if as_bitmap(each) == shown[path]}
+    equal = {path for path, each in zip(vectors, found, strict=True) if as_bitmap(each) == deletes.shown[path]}
     return {path: vector for path, vector in vectors.items() if path in equal}
 
 
@@ -181,7 +179,9 @@ class _ForeignDeletes:
             for entry, _ in live_entries(table, own, ManifestContent.DATA)
             if entry.data_file.file_path in self._touched
         }
-        if lost := _difference(self.shown_by(own), self.shown_by(current)):
+        # Each reads delete files.
+        self.shown_by_own, self.shown = self.shown_by(own), self.shown_by(current)
+        if lost := _difference(self.shown_by_own, self.shown):
             raise self._refused(f"deleted rows of {some_of(sorted(lost))} are back")
 
     def _refused(self, what: str) -> TargetChanged:
