@@ -6,7 +6,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -29,6 +29,10 @@ BEGIN_STATEMENT = "dvsync_begin_statement"
 _POSTGRESQL_WRITE_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('dvsync.write'), hashtext(current_schema()))")
 # A process that is suspended inside a transaction must not block the others for ever.
 _POSTGRESQL_IDLE_MAX = text("SET LOCAL idle_in_transaction_session_timeout = '60s'")
+
+# Engines of files that were replaced. When the last connection is closed, by the garbage collector too, SQLite writes
+# what it had logged into the file: there, into another database.
+_NEVER_CLOSED: list[Engine] = []
 
 T = TypeVar("T")
 
@@ -54,7 +58,6 @@ class Database:
         self._identity: tuple[int, int] | None = None
         # The write-ahead log that our connections hold open, once the first of them has written.
         self._log_identity: tuple[int, int] | None = None
-        self._is_replaced = False
         self._one_writer = threading.Lock()
         self._writes = 0
         self._before_write: Callable[[Connection], None] = lambda _: None
@@ -111,8 +114,9 @@ class Database:
         self._before_write = check
 
     def close(self) -> None:
-        # When the last connection is closed, SQLite writes what it had logged into the file: not into another's.
-        if not self._is_replaced:
+        with suppress(StateUnavailable):
+            self._check_file()
+        if self._engine not in _NEVER_CLOSED:
             self._engine.dispose()
             self._log_identity = None
 
@@ -143,7 +147,7 @@ class Database:
         self._log_identity = self._log_identity or log
         # A copy that is put in the place of the contents leaves the file, but takes the log away.
         if found != self._identity or log != self._log_identity:
-            self._is_replaced = True
+            _NEVER_CLOSED.append(self._engine)
             raise DatabaseReplaced(f"the state database {self._name} was removed or replaced while dvsync was running")
 
     def _migrate(self) -> None:

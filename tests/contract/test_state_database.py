@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sqlite3
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from state.errors import LeaseLost, StateUnavailable
+from state.errors import DatabaseReplaced, LeaseLost, StateUnavailable
 from state.records import FileKind, FileStatus, Intent, Lease, OrphanReason, SyncRun, TableError
 from state.sql.database import REVISION
 from state.sql.models import METADATA
@@ -26,6 +27,7 @@ from tests.kit.states import (
     delete_file,
     deletion_vector,
     fill,
+    lay_database,
     live_file,
     observe,
     open_intent,
@@ -225,6 +227,25 @@ def test_locked_database(database_path: Path) -> None:
         assert observe(store, table_id, ["a", "d"]) == before
         for verb in write_verbs(store, table_id)[1:]:
             verb()
+
+
+@pytest.mark.parametrize("is_noticed", [True, False])
+def test_nothing_is_written_into_a_copy_in_the_place_of_the_database(database_path: Path, *, is_noticed: bool) -> None:
+    """SQLite writes its log into the file when the last connection is closed, and garbage collection closes it, too."""
+    lay_database(database_path)
+    older = database_path.read_bytes()
+    store = StateStore.open(f"sqlite:///{database_path}")
+    store.open_table("orders", "s3://delta/orders", "sales.orders")
+    database_path.write_bytes(older)
+    for suffix in ("-wal", "-shm"):
+        database_path.with_name(f"{database_path.name}{suffix}").unlink()
+    if is_noticed:
+        with pytest.raises(DatabaseReplaced):
+            store.open_table("items", "s3://delta/items", "sales.items")
+    store.close()
+    del store
+    gc.collect()
+    assert database_path.read_bytes() == older
 
 
 def test_readonly_database(database_path: Path) -> None:
