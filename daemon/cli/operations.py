@@ -79,7 +79,8 @@ def sync_tables(
         for each in vanished:
             remember_vanished(parts.store, each.record, parts.clock.now_ms())
         board.gone = [each.status for each in vanished]
-        watch.compare(board.statuses(), parts.store.list_tables())
+        gone_names = {each.status.name for each in vanished}
+        watch.compare(parts.store.list_tables(), board.find_status, gone_names)
         for table in tables:
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name), board), board)
@@ -91,7 +92,7 @@ def sync_tables(
                 done = cycle.sync(stop, full=full)
                 if done.error and cycle.turn_to_newer_version():
                     done = cycle.sync(stop)
-                watch.compare(board.statuses(), parts.store.list_tables())
+                watch.compare(parts.store.list_tables(), board.find_status, gone_names)
                 yield table, done
                 more = done.result is not None and done.result.more
         parts.outbox.close(NOTICES_MAX_S)

@@ -82,9 +82,10 @@ class DeltaLog:
         Where commit files appear whole, the request reads the file, and `read_commit` then needs none. Elsewhere a
         writer may still be adding lines, so the file is read as late as possible.
         """
-        path, self._ahead = self.commit_path(version), None
-        if self.storage.is_unratified(path):
+        self._ahead = None
+        if self.storage.is_unratified(version):
             return False
+        path = self.commit_path(version)
         if not self.storage.appears_whole(path):
             return self.storage.exists(path)
         try:

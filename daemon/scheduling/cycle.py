@@ -189,6 +189,8 @@ class TableCycle:
 
     def _end_pause(self) -> None:
         """Let the table go on if its pause is over."""
+        if self._record.pause is None:
+            return
         now_ms = self._clock.now_ms()
         if self._record.pause != self._record.pause_at(now_ms):
             with logged_if_away(events.STATE_UNRECORDED, table=self.name):

@@ -63,7 +63,7 @@ class PollThreads:
         """Wake up as many threads as are needed. Under the lock."""
         if not self._queue:
             return
-        if self._clock.monotonic_s() - self._queue[0][0] > WAIT_MAX_S:
+        if self._is_late():
             wanted = len(self._queue) - sum(worker.is_fresh for worker in self._awake)
         else:
             wanted = not any(worker.is_quick for worker in self._awake)
@@ -81,6 +81,10 @@ class PollThreads:
                     return
                 self._awake.add(worker)
 
+    def _is_late(self) -> bool:
+        """Whether the first task of the queue, which is not empty, has waited for too long."""
+        return self._clock.monotonic_s() - self._queue[0][0] > WAIT_MAX_S
+
     def _work(self, worker: _Worker) -> None:
         self._own.worker = worker
         while True:
@@ -94,7 +98,8 @@ class PollThreads:
             if self._queue:
                 _, task = self._queue.popleft()
                 worker.is_fresh, worker.is_quick = False, True
-                self._wake_up()
+                if self._queue and self._is_late():
+                    self._wake_up()
                 return task
             self._awake.remove(worker)
             self._asleep.append(worker)

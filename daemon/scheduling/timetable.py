@@ -102,15 +102,25 @@ class Timetable:
     def doing(self, name: str) -> Iterator[bool]:
         """`stop` waits for the end of the block. False once `stop` was called: the block must do nothing then."""
         with self._changed:
-            may_work = not self.stopping.is_set()
-            self._running[name] += may_work
+            may_work = self._begin(name)
         try:
             yield may_work
         finally:
-            with self._changed:
-                self._running[name] -= may_work
-                if self.stopping.is_set():
-                    self._changed.notify_all()
+            if may_work:
+                with self._changed:
+                    self._end(name)
+
+    def _begin(self, name: str) -> bool:
+        """Under the lock, as `_end`, which follows if this is True."""
+        if self.stopping.is_set():
+            return False
+        self._running[name] += 1
+        return True
+
+    def _end(self, name: str) -> None:
+        self._running[name] -= 1
+        if self.stopping.is_set():
+            self._changed.notify_all()
 
     def is_running(self, name: str) -> bool:
         """Whether work of this name is running, also after it was removed."""
@@ -143,16 +153,18 @@ class Timetable:
             self._changed.notify_all()
 
     def _run(self, entry: _Entry) -> None:
-        delay_s = None
-        with self.doing(entry.name) as may_work:
-            # It has waited for a thread, and may have been removed meanwhile.
-            if may_work and self._entries.get(entry.name) is entry:
-                entry.is_wanted = False
-                try:
-                    delay_s = entry.work()
-                except Exception as error:
-                    _log.error(events.JOB_FAILED, job=entry.name, reason=str(error), exc_info=error)
         with self._changed:
+            # It has waited for a thread, and may have been removed meanwhile.
+            if self._entries.get(entry.name) is not entry or not self._begin(entry.name):
+                return
+            entry.is_wanted = False
+        delay_s = None
+        try:
+            delay_s = entry.work()
+        except Exception as error:
+            _log.error(events.JOB_FAILED, job=entry.name, reason=str(error), exc_info=error)
+        with self._changed:
+            self._end(entry.name)
             entry.is_out = False
             due_s = now_s = self._clock.monotonic_s()
             if not entry.is_wanted and delay_s is not None:

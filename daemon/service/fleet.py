@@ -33,7 +33,7 @@ REQUESTS_JOB = "/requests"
 # How soon a `dvsync pause`, `resume` or `resync` in another terminal is seen; later if looking for it would take more
 # than this share of a core, as with thousands of tables.
 REQUESTS_INTERVAL_S = 2.0
-REQUESTS_SHARE_MAX = 0.01
+REQUESTS_SHARE_MAX = 0.005
 REQUESTS_WAIT_MAX_S = 30.0
 # How often the folders of source patterns are listed.
 DISCOVERY_INTERVAL_S = 30.0
@@ -137,7 +137,7 @@ class Fleet:
                 if cycle and cycle.notice(read):
                     self._scheduler.wake(cycle.name)
             if self._watch:
-                self._watch.compare(self._board.statuses(), records)
+                self._watch.compare(records, self._board.find_status, {status.name for status in self._board.gone})
         wait_s = (thread_time() - began_s) / REQUESTS_SHARE_MAX
         return min(wait_s, REQUESTS_WAIT_MAX_S) if wait_s > REQUESTS_INTERVAL_S else None
 

@@ -126,15 +126,15 @@ def open_storage(
     credentials = Credentials(partial(catalog.read_credentials, info), entry.location, properties, clock)
     if not table.is_managed:
         return VendedStorage(credentials)
-    ask = partial(_load_ratified, catalog, info, LastAnswer())
+    ask = partial(_load_ratified, catalog, LastAnswer(info))
     return RatifiedStorage(credentials, f"{table.source}/_delta_log", clock, ask, source=info.full_name)
 
 
-def _load_ratified(catalog: UnityCatalog, info: TableInfo, last: LastAnswer) -> Ratified:
-    ratified = catalog.load_ratified(info, last)
+def _load_ratified(catalog: UnityCatalog, last: LastAnswer) -> Ratified:
+    ratified = catalog.load_ratified(last)
     if ratified is None:
         raise SourceCatalogAway(
-            f"the catalog {catalog.name} does not say any more what is ratified of {info.full_name}",
+            f"the catalog {catalog.name} does not say any more what is ratified of {last.table.full_name}",
             hint="If it is no longer managed, the next listing of the catalog finds that.",
         )
     return ratified

@@ -41,22 +41,13 @@ class Connections:
         """Raises TimeoutError, or another OSError if there is no answer, or one of more than ANSWER_BYTES_MAX;
         ValueError for a header that cannot be sent.
         """
-        lines = [f"{name}: {value}".encode("ascii") for name, value in headers.items()]
-        if any(sign in line for line in lines for sign in (b"\r", b"\n", b"\0")):
-            raise ValueError("the token has more than one line")
+        lines = [f"{name}: {value}" for name, value in headers.items()]
+        if not "".join(lines).isprintable():
+            raise ValueError("the token has more than one line, or an invisible character")
         try:
             curl = self._idle.pop()
         except IndexError:
             curl = _open()
-        blocks: list[bytes] = []
-        size = 0
-
-        def receive(block: bytes) -> int | None:
-            nonlocal size
-            size += len(block)
-            blocks.append(block)
-            return 0 if size > ANSWER_BYTES_MAX else None
-
         curl.setopt(pycurl.URL, url.encode())
         curl.setopt(pycurl.CUSTOMREQUEST, method)
         curl.setopt(pycurl.HTTPHEADER, lines)
@@ -64,17 +55,15 @@ class Connections:
             curl.setopt(pycurl.HTTPGET, 1)
         else:
             curl.setopt(pycurl.POSTFIELDS, body)
-        curl.setopt(pycurl.WRITEFUNCTION, receive)
         try:
-            curl.perform()
+            data = curl.perform_rb()
         except pycurl.error as error:
-            if size > ANSWER_BYTES_MAX:
+            if error.args[0] == pycurl.E_FILESIZE_EXCEEDED:
                 raise OSError(f"it answers with more than {ANSWER_BYTES_MAX >> 20} MiB") from error
             kind = TimeoutError if error.args[0] == pycurl.E_OPERATION_TIMEDOUT else OSError
             # Without the time that it took: the same fault has the same text, and is said once.
             raise kind(re.sub(r" after \d+ m(s|illiseconds.*)\b", "", curl.errstr())) from error
-        answer = Answer(curl.getinfo(pycurl.RESPONSE_CODE), curl.getinfo(pycurl.RETRY_AFTER), b"".join(blocks))
-        blocks.clear()  # `receive` stays with the connection.
+        answer = Answer(curl.getinfo(pycurl.RESPONSE_CODE), curl.getinfo(pycurl.RETRY_AFTER), data)
         self._idle.append(curl)
         return answer
 
@@ -99,6 +88,7 @@ def _options() -> Mapping[int, int | str]:
         pycurl.LOW_SPEED_LIMIT: 1,
         pycurl.LOW_SPEED_TIME: SILENCE_MAX_S,
         pycurl.TIMEOUT: ANSWER_MAX_S,
+        pycurl.MAXFILESIZE: ANSWER_BYTES_MAX,
         pycurl.USERAGENT: "dvsync",
         pycurl.CAINFO: trusted.cafile or certifi.where(),
         pycurl.CAPATH: os.environ.get(trusted.openssl_capath_env) or trusted.capath or "",

@@ -97,11 +97,16 @@ class RatifiedStorage(VendedStorage):
         match = _COMMIT.fullmatch(name) if folder == self._folder else None
         return int(match[1]) if match else None
 
-    def _find_file(self, path: str, version: int) -> str | None:
-        """Return the file in which the commit is; None if the catalog has not ratified the version."""
+    def _answer_about(self, version: int) -> Ratified:
+        """The last answer if it has the version, else a new one."""
         answer = self._answer
         if answer is None or answer.newest is None or answer.is_beyond(version):
-            answer = self.ask()
+            return self.ask()
+        return answer
+
+    def _find_file(self, path: str, version: int) -> str | None:
+        """Return the file in which the commit is; None if the catalog has not ratified the version."""
+        answer = self._answer_about(version)
         if answer.is_beyond(version):
             return None
         staged = answer.staged.get(version)
@@ -138,9 +143,8 @@ class RatifiedStorage(VendedStorage):
                 hint="Restore the file. dvsync looks again.",
             ) from error
 
-    def is_unratified(self, path: str) -> bool:
-        version = self._version_of(path)
-        return version is not None and self._find_file(path, version) is None
+    def is_unratified(self, version: int) -> bool:
+        return self._answer_about(version).is_beyond(version)
 
     def exists(self, path: str) -> bool:
         version = self._version_of(path)

@@ -131,9 +131,11 @@ _decode_token = Decoder(_Token).decode
 
 
 class LastAnswer:
-    """The last answer about a table, and what it says: mostly, the next one is the same."""
+    """Where to ask about a table, and the last answer with what it says: mostly, the next one is the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, table: TableInfo) -> None:
+        self.table = table
+        self.path = f"{DELTA_API}{_path_of(table)}"
         # An answer without a byte is one, too.
         self._known: tuple[bytes | None, Ratified | None] = None, None
 
@@ -180,13 +182,14 @@ class UnityCatalog:
         """Return one table. One request. Raises `LogMissing`."""
         return self._get(f"/tables/{quote(full_name, safe='')}", _decode_table)
 
-    def load_ratified(self, table: TableInfo, last: LastAnswer) -> Ratified | None:
+    def load_ratified(self, last: LastAnswer) -> Ratified | None:
         """Return what is ratified of a table; None if the catalog does not manage it. One request, mostly.
 
         Raises `LogMissing` if the name has no table, or another one.
         """
+        table = last.table
         if self._offers_delta_api(table.catalog_name):
-            return self._get(f"{DELTA_API}{_path_of(table)}", partial(last.read, partial(self._parse_loaded, table)))
+            return self._get(last.path, partial(last.read, partial(self._parse_loaded, table)))
         commits: dict[int, _PreviewCommit] = {}
         while True:
             body = {
@@ -286,12 +289,13 @@ class UnityCatalog:
         """Raises LogMissing for a status in `missing`."""
         if query:
             path = f"{path}?{urlencode(query)}"
-        if self._clock.monotonic_s() < self._not_before_s:
+        now_s = self._clock.monotonic_s()
+        if now_s < self._not_before_s:
             raise SourceCatalogAway(
                 f"the catalog {self.name} is busy, and has said for how long (Retry-After)",
                 hint="dvsync asks again after that time.",
             )
-        if self._clock.monotonic_s() < self._silent_until_s:
+        if now_s < self._silent_until_s:
             raise self._away("it gave no answer a few seconds ago")
         token = self._bearer()
         status, data = self._request(method, path, body, token)

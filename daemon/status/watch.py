@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass, replace
 
 from daemon.clock import Clock
@@ -19,11 +19,15 @@ ALSO = {TargetChanged.__name__: NoticeKind.TARGET_CHANGED, SchemaChanged.__name_
 
 @dataclass(frozen=True)
 class _Seen:
-    """What was sent about a table. `trouble` says why it is parked and since when, or that it is gone."""
+    """What was sent about a table. `trouble` says why it is parked and since when, or that it is gone.
+
+    `record` is its row at the last comparison; None before the first.
+    """
 
     trouble: str | None = None
     is_wrong: bool = False
     metadata_location: str | None = None
+    record: TableRecord | None = None
 
     @property
     def is_well(self) -> bool:
@@ -47,14 +51,22 @@ class Watch:
         for record in records:
             status = table_status(record, Observation(record), clock.now_ms())
             seen = _look(status, record, _Seen())
-            self._seen[record.id] = replace(seen, metadata_location=None) if repeats_synced else seen
+            location = None if repeats_synced else seen.metadata_location
+            self._seen[record.id] = replace(seen, metadata_location=location, record=None)
 
-    def compare(self, statuses: Iterable[TableStatus], records: Iterable[TableRecord]) -> None:
-        shown, former = {status.name: status for status in statuses}, self._seen
-        self._seen = {}
+    def compare(
+        self, records: Iterable[TableRecord], find_status: Callable[[str], TableStatus | None], gone: Container[str]
+    ) -> None:
+        """`gone` are the names of those tables that are not followed any more.
+
+        Of thousands of tables most are well, and their rows as before: their statuses need not be found.
+        """
+        former, self._seen = self._seen, {}
         for record in records:
             before = self._seen[record.id] = former.get(record.id, _Seen())
-            status = shown.get(record.name)
+            if before.record == record and before.is_well and record.error is None and record.name not in gone:
+                continue
+            status = find_status(record.name)
             if status is None:
                 continue
             after = self._seen[record.id] = _look(status, record, before)
@@ -73,7 +85,7 @@ def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
     is_wrong = not status.proof.is_right if status.proof else before.is_wrong
     # Without a snapshot id, the state store has recorded a part of a first sync.
     location = before.metadata_location if record.snapshot_id is None else record.metadata_location
-    return _Seen(trouble, is_wrong, location)
+    return _Seen(trouble, is_wrong, location, record)
 
 
 def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple[NoticeKind, str, str | None]]:

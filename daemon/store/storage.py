@@ -109,8 +109,8 @@ class FileIOStorage:
             return self._at(path).exists()
         return False
 
-    def is_unratified(self, path: str) -> bool:
-        """Return whether a catalog says that there is no commit file at `path`. No request to the store."""
+    def is_unratified(self, version: int) -> bool:
+        """Return whether a catalog says that the table has no such version. No request to the store."""
         return False
 
     def appears_whole(self, path: str) -> bool:

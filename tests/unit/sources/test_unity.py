@@ -20,4 +20,4 @@ def test_a_first_answer_without_a_byte_makes_no_sense() -> None:
         catalog = UnityCatalog("prod", {"uri": server.url, "token": server.token}, SystemClock())
         table = TableInfo("orders", "main", "sales", "id", storage_location="file:///t")
         with pytest.raises(SourceCatalogAway, match="makes no sense"):
-            catalog.load_ratified(table, LastAnswer())
+            catalog.load_ratified(LastAnswer(table))

@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from daemon.clock import SystemClock
 from daemon.notices.notice import Notice
-from daemon.status.table_status import Observation, gone_status, table_status
+from daemon.status.table_status import Observation, TableStatus, gone_status, table_status
 from daemon.status.watch import Watch
 from state import Difference, Differences, Pause, ProofRecord, TableError, TableRecord
 
@@ -30,7 +30,13 @@ class Told:
     def compare(self, record: TableRecord) -> list[str]:
         self._told.clear()
         seen = Observation(record, source_version=record.synced_version)
-        self._watch.compare([table_status(record, seen, 2_000)], [record])
+        self.asked = 0
+
+        def find_status(_name: str) -> TableStatus:
+            self.asked += 1
+            return table_status(record, seen, 2_000)
+
+        self._watch.compare([record], find_status, ())
         return [str(each.event) for each in self._told]
 
 
@@ -46,6 +52,12 @@ def test_a_table_that_was_forgotten_and_comes_back_has_not_recovered() -> None:
     told = Told(RECORD)
     assert told.compare(replace(RECORD, error=ERROR)) == ["parked"]
     assert told.compare(replace(RECORD, id=2, metadata_location="file:///m0")) == ["synced"]
+
+
+def test_the_status_of_a_table_that_is_well_is_not_asked_for_again() -> None:
+    told = Told(RECORD)
+    assert [(told.compare(RECORD), told.asked) for _ in range(2)] == [([], 1), ([], 0)]
+    assert [(told.compare(replace(RECORD, error=ERROR)), told.asked) for _ in range(2)] == [(["parked"], 1), ([], 1)]
 
 
 def test_what_an_earlier_process_told_is_not_told_again_but_what_became_of_it() -> None:
