@@ -114,7 +114,7 @@ class Observer:
             # All that a result and a run have in common has one name.
             shared = {name: getattr(result, name) for name in SyncRun.__struct_fields__ if hasattr(result, name)}
             self._record_run(SyncRun(table_id, started_ms, duration_ms, **shared))
-        self.recount()
+            self.recount()
 
     def report_failure(self, record: TableRecord, failure: Failure, started_ms: int) -> None:
         """Count a failure, which `Failures` has logged. It is recorded as a run unless it repeats the last one."""

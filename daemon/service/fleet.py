@@ -116,8 +116,12 @@ class Fleet:
                 self._watch = Watch(self._parts.notifier(self._board), self._parts.clock, records, repeats_synced=True)
             if self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 self._discover()
-            if self._applied is not self._found:
+            is_settled = self._applied is self._found
+            if not is_settled:
                 self._apply()
+            # Each table that runs has a row: mostly there are no others, and nothing is new.
+            if is_settled and not self._gone and self._parts.store.count_tables() == len(self._running):
+                return
             self._show_gone()
         share = self._parts.settings.share
         self._board.others = {table.name: share.owner_of(table.target) for table in self._found.others}
@@ -234,9 +238,7 @@ class Fleet:
         """Show the tables that are no longer followed, until they come back or are forgotten."""
         parts, now_ms = self._parts, self._parts.clock.now_ms()
         followed = {*self._running, *(table.name for table in self._found.tables)}
-        # Each table that runs has a row: mostly there are no others, and none is read.
-        records = parts.store.list_tables() if parts.store.count_tables() != len(self._running) else []
-        gone = gone_among(records, followed, parts.settings.share)
+        gone = gone_among(parts.store.list_tables(), followed, parts.settings.share)
         unsynced = {record.name for record in gone if record.synced_version is None} - self._gone
         if unsynced - self._unsynced:
             # A command made the row, perhaps of a folder that no listing has found yet.
