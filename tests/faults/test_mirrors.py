@@ -6,8 +6,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
+from random import Random
 from threading import Event
 from typing import Any
 
@@ -25,13 +26,18 @@ from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from state import FileKind, FileStatus, OrphanReason
 from tests.kit.checks import check, rows_of, table_id
+from tests.kit.daemons import daemon, write_config
 from tests.kit.handmade import COLUMNS, RANDOM, Bench, HandmadeTable
 from tests.kit.handmade_mirrored import Mirrored
+from tests.kit.load import Load
 from tests.kit.mirror_files import column
 from tests.kit.mirror_files import field as stored
 from tests.kit.misread import CASES, SPARK_2, Misread
 from tests.kit.readers import READERS, assert_readers_agree
 from tests.kit.servers import ObjectStore
+
+# The poll interval is a second.
+MANY, LAG_MAX_S = 2000, 5.0
 
 
 @pytest.fixture
@@ -330,6 +336,45 @@ def test_a_widening_under_column_mapping(tmp_path: Path) -> None:
         bench.catalogs.open("local").drop_table(bench.target)
         bench.sync(full=True)
         assert sorted(bench.iceberg().scan().to_arrow()["f"].to_pylist()) == [4.0, 6.0]
+
+
+@pytest.mark.long
+def test_other_tables_stay_fresh_meanwhile(tmp_path: Path) -> None:
+    """While thousands of mirrors are made for one table, each commit of another one is shown within seconds."""
+    load, large = Load(tmp_path / "lake", Random(1), count=1, busy=1), Mirrored(tmp_path / "large")
+    (name,) = load.tables
+    large.create()
+    rows = [(number, "x", "v") for number in range(10)]
+    first = large.write_file(rows)
+    tables = {name: load.tables[name].location, "large": large.location}
+    write_config(
+        tmp_path / "config.yaml",
+        defaults={"poll_interval": "1s", "engine": "local", "mirrors": "footer"},
+        tables=[{"source": each, "target": f"lake.{name}", "name": name} for name, each in tables.items()],
+    )
+    with daemon(tmp_path / "config.yaml") as running:
+        running.synced_to("large", 0)
+        running.synced_to(name, load.tables[name].version)
+        files = [f"{number}.parquet" for number in range(MANY)]
+        for path in files:
+            shutil.copyfile(large.folder / first, large.folder / path)
+            large.rows[path] = rows
+        load.start()
+        try:
+            large.commit([large.add(path) for path in files])
+            running.synced_to("large", 1)
+        finally:
+            load.stop()
+        running.synced_to(name, load.tables[name].version)
+        assert [each["files"] for each in running.tables()["large"]["mirrors"]] == [MANY]
+    shown_s: dict[tuple[str, int], float] = {}
+    for line in running.lines:
+        if (line["event"], line.get("table")) == ("sync.advanced", name):
+            at_s = datetime.fromisoformat(line["timestamp"]).timestamp()
+            shown_s |= {(name, version): at_s for version in range(line["from_version"] or 0, line["to_version"] + 1)}
+    lags_s = [shown_s[key] - committed_s for key, committed_s in load.committed_s.items()]
+    assert len(lags_s) > 2, "the mirrors were made too soon to keep anybody waiting"
+    assert max(lags_s) < LAG_MAX_S, lags_s
 
 
 def test_the_doctor_says_what_mirrors_cost(table: Mirrored) -> None:
