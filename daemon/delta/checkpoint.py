@@ -134,7 +134,8 @@ def _decode_lines(storage: FileIOStorage, path: str) -> Iterator[_Line]:
         for number, line in enumerate(iter(lambda: lines.readline(LINE_BYTES_MAX + 1), b""), 1):
             if len(line) > LINE_BYTES_MAX:
                 what = f"line {number} of the checkpoint has more than {LINE_BYTES_MAX} bytes"
-                raise Unsupported(what, hint="Have Delta write a checkpoint in Parquet.")
+                hint = "Let Delta write a checkpoint in Parquet, or read it with Spark (engine: auto)."
+                raise Unsupported(what, hint=hint)
             try:
                 if line.strip():
                     yield _decoder.decode(line)

@@ -26,6 +26,7 @@ from daemon.pipeline.data_manifests import manifests_needed
 from daemon.pipeline.mirrors import KINDS, MirrorPlanner
 from daemon.pipeline.runner import Runner
 from daemon.spark.session import SparkPipeline
+from daemon.store.durable import is_local
 from daemon.store.storage import FileIOStorage
 from daemon.translate.definition import VECTORIZED_READS, shape_for
 from daemon.translate.delta_types import parse_struct, physical_name
@@ -116,13 +117,16 @@ def _diagnose(settings: TableSettings, state: TableState, storage: FileIOStorage
         return Diagnosis(settings.shown_source, state.version, tuple(findings))
     findings += _checked("features", lambda: check_features(state.protocol, used_features(state.metadata)))
     planner = MirrorPlanner(storage, schema, KINDS["rewrite"], state.metadata.id, defaults_of(state.metadata))
-    files, task = Examination(), ExaminationTask(settings.source, planner, KINDS[settings.mirrors])
+    place = settings.delete_files_location or settings.location or storage.properties.get("warehouse", "")
+    # The catalog may choose another place. The warehouse of a REST catalog may be a name.
+    mirrors = place.rstrip("/") if "://" in place else settings.source
+    files, task = Examination(), ExaminationTask(settings.source, mirrors, planner, KINDS[settings.mirrors])
     try:
         for each in state.map_adds(task, max(1, manifests_needed(state.files))):
             files.add(each)
     except (CorruptInput, Unsupported) as error:
         return Diagnosis(settings.shown_source, state.version, (*findings, _refused("data files", error)))
-    findings += _of_files(files, settings, refused)
+    findings += _of_files(files, settings, refused, mirrors)
     return Diagnosis(
         settings.shown_source,
         state.version,
@@ -179,28 +183,35 @@ def _of_writing(state: TableState, settings: TableSettings) -> Iterator[Finding]
 
 
 def _of_columns(metadata: Metadata, settings: TableSettings) -> tuple[TableSchema | None, set[str], list[Finding]]:
-    """Translate each column by itself. Returns the accepted ones' schema, the refused ones' names, and findings."""
+    """Translate each column by itself. Returns a schema, the refused ones' names, and findings.
+
+    The schema has the accepted columns, and those that would be with mirrors: their files are examined, too.
+    """
     try:
         struct = parse_struct(metadata.schema_string)
     except SyncError as error:
         return None, set(), [_refused("columns", error)]
     shown, refused, findings = [], set(), []
     for field in struct["fields"]:
+        translate = partial(
+            translate_schema,
+            _with_fields(metadata, [field]),
+            readers=settings.readers,
+            format_version=settings.format_version,
+        )
         try:
-            found = translate_schema(
-                _with_fields(metadata, [field]),
-                numbers_contents=settings.has_mirrors,
-                readers=settings.readers,
-                format_version=settings.format_version,
-            )
+            translate(numbers_contents=True)
             shown.append(field)
+            found = translate(numbers_contents=settings.has_mirrors)
             findings += [_noted(fault, field["name"]) for fault in sorted(found.faults)]
         except SyncError as error:
             refused.add(physical_name(field))
             findings.append(_refused(f"column {field['name']}", error))
-    findings.append(Finding(Verdict.FOLLOWED, "columns", f"{len(shown)} of {len(struct['fields'])}"))
+    followed = len(struct["fields"]) - len(refused)
+    findings.append(Finding(Verdict.FOLLOWED, "columns", f"{followed} of {len(struct['fields'])}"))
     try:
-        table = shape_for(_with_fields(metadata, shown), None, settings).table
+        with_mirrors = settings.model_copy(update={"mirrors": "footer"})
+        table = shape_for(_with_fields(metadata, shown), None, with_mirrors).table
     except SyncError as error:
         return None, refused, [*findings, _refused("columns", error)]
     kinds = {field["name"]: (field.get("metadata") or {}).get(CHAR_TYPE, field["type"]) for field in shown}
@@ -220,7 +231,7 @@ def _with_fields(metadata: Metadata, fields: Sequence[Mapping[str, Any]]) -> Met
     )
 
 
-def _of_files(files: Examination, settings: TableSettings, refused: Container[str]) -> Iterator[Finding]:
+def _of_files(files: Examination, settings: TableSettings, refused: Container[str], mirrors: str) -> Iterator[Finding]:
     followed = files.files - files.refusals.total()
     yield Finding(Verdict.FOLLOWED, "data files", f"{followed} of {files.files}, {files.physical_rows} rows")
     if files.files_with_deletions:
@@ -231,8 +242,14 @@ def _of_files(files: Examination, settings: TableSettings, refused: Container[st
         yield Finding(Verdict.REFUSED, f"file {files.refused[message, hint]}{more}", message, hint)
     for kind, count in files.mirrors.items():
         is_allowed = kind in KINDS[settings.mirrors]
-        size = f"{files.mirror_bytes[kind]:,} bytes{' at a guess' if kind == 'rewrite' else ''}"
-        text = f"{'' if is_allowed else f'with mirrors: {kind}, '}{count} of {files.files} files have mirrors of {size}"
+        if kind == "rewrite":
+            cost = "at a guess, whose rows are read and written again"
+        elif passing_bytes := files.passing_bytes[kind]:
+            cost = f"in all, of which {passing_bytes:,} are copied through dvsync"
+        else:
+            cost = f"in all, copied {'by the file system' if is_local(mirrors) else 'server-side, by the store'}"
+        text = f"{'' if is_allowed else f'with mirrors: {kind}, '}{count} of {files.files} files have mirrors of "
+        text += f"{files.mirror_bytes[kind]:,} bytes {cost}"
         yield Finding(Verdict.FOLLOWED if is_allowed else Verdict.NOTE, "mirrors", text)
     yield from (_noted(fault, column) for fault, column in sorted(files.faults))
     if files.files_without_stats:

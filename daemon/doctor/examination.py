@@ -13,6 +13,7 @@ from pyiceberg.types import TimestamptzType
 from daemon.delta.actions import AddFile
 from daemon.delta.deletion_vector import find_place
 from daemon.errors import MirrorKind, SyncError, Unsupported
+from daemon.mirror.copying import is_copied_by_store
 from daemon.pipeline.inspection import Inspector
 from daemon.pipeline.mirrors import MirrorPlanner, WantedMirror
 from daemon.store.storage import FileIOStorage
@@ -26,7 +27,8 @@ class Examination:
 
     `refusals` counts the files that are refused, by message and hint; `refused` has the path of one of each. `mirrors`
     counts the files that some reader would misread, and not their mirrors, by the kind of these; `mirror_bytes` are the
-    bytes of these. `faults` are those that no reader of the table misreads, with their columns.
+    bytes of these, `passing_bytes` those of the copied ones that would pass through dvsync. `faults` are those that no
+    reader of the table misreads, with their columns.
     """
 
     files: int = 0
@@ -44,6 +46,7 @@ class Examination:
     refused: dict[tuple[str, str], str] = field(default_factory=dict)
     mirrors: Counter[MirrorKind] = field(default_factory=Counter)
     mirror_bytes: Counter[MirrorKind] = field(default_factory=Counter)
+    passing_bytes: Counter[MirrorKind] = field(default_factory=Counter)
 
     def refuse(self, message: str, hint: str, path: str) -> None:
         self.refusals[message, hint] += 1
@@ -60,10 +63,11 @@ class Examination:
 class ExaminationTask:
     """Inspects one part of the live files of the table at `location`. Those with mirrors of `kinds` are followed.
 
-    `planner` plans mirrors of all kinds.
+    `planner` plans mirrors of all kinds, which would be in the folder `mirrors`.
     """
 
     location: str
+    mirrors: str
     planner: MirrorPlanner
     kinds: Container[MirrorKind]
 
@@ -99,10 +103,17 @@ class ExaminationTask:
         try:
             metrics, file = inspector.inspect_file(add)
         except SyncError as error:
-            mirror = self._find_mirror(add) if isinstance(error, Unsupported) and error.lifted_by else None
+            mirror = None
+            if isinstance(error, Unsupported) and error.lifted_by:
+                mirror = self._find_mirror(add)
+                # The file may have another fault, which needs more.
+                error.lift_by(mirror.kind if mirror else None)
             if mirror:
                 seen.mirrors[mirror.kind] += 1
                 seen.mirror_bytes[mirror.kind] += mirror.size_bytes
+                place, told = f"{self.mirrors}/mirror.parquet", self.storage.properties
+                if not is_copied_by_store(mirror.data_file, mirror.kept_bytes, place, told, told):
+                    seen.passing_bytes[mirror.kind] += mirror.kept_bytes
             if mirror is None or mirror.kind not in self.kinds:
                 seen.refuse(error.message, error.hint, add.path)
             return

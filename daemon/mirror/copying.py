@@ -21,7 +21,7 @@ from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store import s3_parts
 from daemon.store.durable import is_local, local_path, place_to_write, put_in_place
 from daemon.store.locations import Span, file_missing, store_away
-from daemon.store.object_store import find_access
+from daemon.store.object_store import S3Access, find_access
 from daemon.store.places import BLOCK_BYTES
 from daemon.store.s3_parts import PART_BYTES_MIN, PartNotCopied, make_of_parts
 from daemon.store.storage import FileIOStorage
@@ -103,6 +103,33 @@ def copy_bytes(copy: MirrorCopy, source: FileIOStorage, target_properties: Mappi
     return copy.size_bytes + len(copy.tail)
 
 
+def is_copied_by_store(
+    path: str, size_bytes: int, mirror: str, source: Mapping[str, str], target_properties: Mapping[str, str]
+) -> bool:
+    """Return whether the first bytes of a file reach a mirror without passing through this process.
+
+    On S3 only if the target's credentials may read the file, which is not asked here. Raises ObjectStoreAway.
+    """
+    if is_local(path) and is_local(mirror):
+        return True
+    try:
+        return _find_copying(path, size_bytes, mirror, source, target_properties) is not None
+    except OSError as error:
+        raise store_away(mirror, error) from error
+
+
+def _find_copying(
+    path: str, size_bytes: int, mirror: str, source: Mapping[str, str], target_properties: Mapping[str, str]
+) -> S3Access | None:
+    """Return the access by which S3 copies a file's first bytes. None if they must be streamed. Raises OSError."""
+    from_bucket, _ = _s3_place(path)
+    bucket, _ = _s3_place(mirror)
+    is_one_store = all(source.get(name) == target_properties.get(name) for name in PLACE_KEYS)
+    if not from_bucket or not bucket or not is_one_store or size_bytes < PART_BYTES_MIN:
+        return None
+    return find_access(bucket, target_properties)
+
+
 def _copy_locally(copy: MirrorCopy) -> None:
     try:
         file = os.open(local_path(copy.path), os.O_RDONLY)
@@ -155,16 +182,12 @@ def _write_whole(file: int, data: bytes) -> None:
 
 def _copy_on_s3(copy: MirrorCopy, source: FileIOStorage, target_properties: Mapping[str, str]) -> bool:
     """Return whether S3 made the mirror. False if the bytes must be streamed."""
-    from_bucket, from_key = _s3_place(copy.path)
-    bucket, key = _s3_place(copy.mirror)
-    is_one_store = all(source.properties.get(name) == target_properties.get(name) for name in PLACE_KEYS)
-    if not from_bucket or not bucket or not is_one_store or copy.size_bytes < PART_BYTES_MIN:
-        return False
     try:
-        access = find_access(bucket, target_properties)
+        access = _find_copying(copy.path, copy.size_bytes, copy.mirror, source.properties, target_properties)
         if access is None:
             return False
-        make_of_parts(access, key, (from_bucket, from_key), copy.size_bytes, copy.tail)
+        _, key = _s3_place(copy.mirror)
+        make_of_parts(access, key, _s3_place(copy.path), copy.size_bytes, copy.tail)
     except PartNotCopied:
         return False
     except OSError as error:

@@ -56,8 +56,7 @@ def plan_mirror(
         return MirrorPlan("footer", NOT_OPENED if isinstance(refused, CorruptInput) else refused.message, mended)
     if still.lifted_by == "rewrite":
         return MirrorPlan("rewrite", still.message)
-    still.lifted_by = None
-    raise still
+    raise still.lift_by(None)
 
 
 def _refusal(check: Callable[[], object]) -> Unsupported | None:

@@ -140,8 +140,7 @@ def check_rewrite(footer: Struct, task: RewriteTask) -> tuple[pa.Schema, FileSch
         variants = annotated_variants(mended)
         return schema, check_file_schema(schema, task.table, leaf_paths(schema), variants), variants
     except Unsupported as error:
-        error.lifted_by = None
-        raise
+        raise error.lift_by(None) from error.__cause__
 
 
 def _check(target: FileIOStorage, mirror: str, hashes: Sequence[Mapping[str, int]], record_count: int) -> None:

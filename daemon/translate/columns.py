@@ -146,7 +146,9 @@ class Translation:
                     f"column {column} changed from {old_type} to {field_type}, which Iceberg cannot express",
                     hint="Iceberg can only widen int to long, float to double, and the precision of decimals. After a "
                     "RESTORE, widen the column again in Delta (ALTER TABLE … ALTER COLUMN … TYPE …), which changes no "
-                    "row; dvsync then continues by itself.",
+                    "row; dvsync then continues by itself. Or drop the Iceberg table from its catalog, and `dvsync "
+                    "resync` makes a new one; while older data files stay, it needs mirrors: rewrite, which reads "
+                    "their rows and writes them again.",
                 )
             self.replaced.append(f"{column} (from {old_type} to {field_type})")
             old, field_id = None, self._new_id(path)
@@ -192,6 +194,9 @@ class Translation:
     def _inner(
         self, delta_type: Any, old: NestedField | None, path: Path, ids: Mapping[str, int], outer: str
     ) -> tuple[int, IcebergType]:
+        if delta_type == "void":
+            # Delta refuses it there, and readers would have to know how many nulls there are.
+            raise unsupported_type("void, inside a list or map", ".".join(path))
         # If column mapping gives ids to columns only, engines that read by id would show nulls in it, or fail.
         place = f"{outer}.{path[-1]}"
         if not self._mapped:
@@ -214,11 +219,7 @@ class Translation:
                 )
             self._next_content_id += 1
             field_id = self._next_content_id - 1
-        field_type = self._type(delta_type, old.field_type if old else None, path, ids, place)
-        if isinstance(field_type, UnknownType):
-            # Delta refuses it there, and readers would have to know how many nulls there are.
-            raise unsupported_type(str(delta_type), ".".join(path))
-        return field_id, field_type
+        return field_id, self._type(delta_type, old.field_type if old else None, path, ids, place)
 
 
 def mapped_inside(delta_type: Any, field_type: IcebergType) -> list[MappedField]:

@@ -303,7 +303,8 @@ def _check_staying(shape: Shape, table: Table, version: int, count_staying: Call
             f"{what} changed while {staying} older data files stay",
             version=version,
             hint="`dvsync resync` makes it a new column in Iceberg, or a new partitioning; older snapshots that would "
-            "show it wrongly expire. If a file does not fit the new column, overwrite it in Delta first.",
+            "show it wrongly expire. If a file does not fit the new column, overwrite it in Delta first; or set "
+            "mirrors: rewrite, which reads the rows of such files and writes them again.",
         )
 
 

@@ -183,7 +183,8 @@ def unsupported_type(delta_type: str, column: str) -> Unsupported:
     if delta_type not in NEW_TYPES:
         return Unsupported(f"{what}, which Iceberg does not have", hint=hint)
     readers = ", ".join(readers_of(NEW_TYPES[delta_type][1]))
-    hint += f" Or set format_version: 3, which has no way back, and readers: [{readers}] if no other program reads it."
+    hint += f" Or set format_version: 3, which has no way back, and readers: [{readers}] if no other program reads the "
+    hint += "table; it would misread it."
     return Unsupported(f"{what}, which Iceberg has in format version 3 only", hint=hint)
 
 

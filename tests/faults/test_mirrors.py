@@ -6,7 +6,9 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from datetime import date, datetime
 from pathlib import Path
+from random import Random
 from threading import Event
 from typing import Any
 
@@ -19,14 +21,23 @@ from daemon.errors import Unsupported
 from daemon.maintenance.cleanup import clean_up
 from daemon.maintenance.expiry import Expirer
 from daemon.mirror.substitution import find_mirror_name
+from daemon.translate.readers import Fault
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from state import FileKind, FileStatus, OrphanReason
 from tests.kit.checks import check, rows_of, table_id
+from tests.kit.daemons import daemon, write_config
 from tests.kit.handmade import COLUMNS, RANDOM, Bench, HandmadeTable
 from tests.kit.handmade_mirrored import Mirrored
+from tests.kit.load import Load
+from tests.kit.mirror_files import column
+from tests.kit.mirror_files import field as stored
+from tests.kit.misread import CASES, SPARK_2, Misread
 from tests.kit.readers import READERS, assert_readers_agree
 from tests.kit.servers import ObjectStore
+
+# The poll interval is a second.
+MANY, LAG_MAX_S = 2000, 5.0
 
 
 @pytest.fixture
@@ -266,6 +277,12 @@ def test_mirrors_on_s3(table: Mirrored, store: ObjectStore) -> None:
     with closing(Bench(folder, f"s3://lake/{prefix}", table_options={"mirrors": "copy"}, **options)) as bench:
         store.requests.clear()
         bench.sync()
+        found = diagnose(bench.settings, bench.context.log, bench.spark)
+        told = {each.text.partition(" mirrors of ")[2] for each in found.findings if each.subject == "mirrors"}
+        size = (table.folder / small).stat().st_size
+        passing = f"{size:,} bytes in all, of which {size:,} are copied through dvsync"
+        assert passing in told and len(told) == 2
+        assert min(told - {passing}).endswith(" bytes in all, copied server-side, by the store")
         mirrors = mirrors_of(bench)
         of_large = mirrors[f"s3://lake/{prefix}/{large}"]
         puts = [each for each in store.requests if each.startswith("PUT") and of_large.rpartition("/")[2] in each]
@@ -299,6 +316,67 @@ def test_a_table_made_anew_with_the_same_file_names(tmp_path: Path) -> None:
         assert after != before
 
 
+def test_a_widening_under_column_mapping(tmp_path: Path) -> None:
+    """Iceberg cannot change the column's type; a new Iceberg table has the new one, with mirrors of older files."""
+    columns = [column("id", "long", 1), column("f", "integer", 2)]
+    fields = pa.schema([stored("id", pa.int64(), 1), stored("f", pa.int32(), 2)])
+    rows = pa.table([[1, 2, 3], [4, 5, 6]], schema=fields)
+    with following(Misread(columns, rows, [], is_mapped=True).make(tmp_path / "delta"), mirrors="rewrite") as bench:
+        bench.sync()
+        widened = HandmadeTable(tmp_path / "delta", version=1)
+        metadata = bench.context.log.read_commit(1).metadata
+        assert metadata
+        schema = metadata.schema_string.replace("integer", "double")
+        action = widened.metadata() | {"id": metadata.id, "schemaString": schema}
+        widened.commit([{"metaData": action | {"configuration": metadata.configuration}}])
+        for full in (False, True):
+            with pytest.raises(Unsupported, match="changed from int to double") as refused:
+                bench.sync(full=full)
+            assert "drop the Iceberg table" in refused.value.hint and "mirrors: rewrite" in refused.value.hint
+        bench.catalogs.open("local").drop_table(bench.target)
+        bench.sync(full=True)
+        assert sorted(bench.iceberg().scan().to_arrow()["f"].to_pylist()) == [4.0, 6.0]
+
+
+@pytest.mark.long
+def test_other_tables_stay_fresh_meanwhile(tmp_path: Path) -> None:
+    """While thousands of mirrors are made for one table, each commit of another one is shown within seconds."""
+    load, large = Load(tmp_path / "lake", Random(1), count=1, busy=1), Mirrored(tmp_path / "large")
+    (name,) = load.tables
+    large.create()
+    rows = [(number, "x", "v") for number in range(10)]
+    first = large.write_file(rows)
+    tables = {name: load.tables[name].location, "large": large.location}
+    write_config(
+        tmp_path / "config.yaml",
+        defaults={"poll_interval": "1s", "engine": "local", "mirrors": "footer"},
+        tables=[{"source": each, "target": f"lake.{name}", "name": name} for name, each in tables.items()],
+    )
+    with daemon(tmp_path / "config.yaml") as running:
+        running.synced_to("large", 0)
+        running.synced_to(name, load.tables[name].version)
+        files = [f"{number}.parquet" for number in range(MANY)]
+        for path in files:
+            shutil.copyfile(large.folder / first, large.folder / path)
+            large.rows[path] = rows
+        load.start()
+        try:
+            large.commit([large.add(path) for path in files])
+            running.synced_to("large", 1)
+        finally:
+            load.stop()
+        running.synced_to(name, load.tables[name].version)
+        assert [each["files"] for each in running.tables()["large"]["mirrors"]] == [MANY]
+    shown_s: dict[tuple[str, int], float] = {}
+    for line in running.lines:
+        if (line["event"], line.get("table")) == ("sync.advanced", name):
+            at_s = datetime.fromisoformat(line["timestamp"]).timestamp()
+            shown_s |= {(name, version): at_s for version in range(line["from_version"] or 0, line["to_version"] + 1)}
+    lags_s = [shown_s[key] - committed_s for key, committed_s in load.committed_s.items()]
+    assert len(lags_s) > 2, "the mirrors were made too soon to keep anybody waiting"
+    assert max(lags_s) < LAG_MAX_S, lags_s
+
+
 def test_the_doctor_says_what_mirrors_cost(table: Mirrored) -> None:
     """How many files of how many bytes, by the setting that is needed; with it, they are followed."""
     add_files(table)
@@ -308,6 +386,32 @@ def test_the_doctor_says_what_mirrors_cost(table: Mirrored) -> None:
         assert not found.is_followed
         told = {(each.verdict, each.text) for each in found.findings if each.subject == "mirrors"}
         sizes = [(table.folder / path).stat().st_size for path in table.live]
-        assert (Verdict.NOTE, f"with mirrors: copy, 1 of 3 files have mirrors of {sizes[1]:,} bytes") in told
-        assert any(verdict is Verdict.FOLLOWED and text.startswith("1 of 3 files") for verdict, text in told)
+        copied = "bytes in all, copied by the file system"
+        assert (Verdict.NOTE, f"with mirrors: copy, 1 of 3 files have mirrors of {sizes[1]:,} {copied}") in told
+        assert any(
+            verdict is Verdict.FOLLOWED and text.startswith("1 of 3 files") and text.endswith(copied)
+            for verdict, text in told
+        )
         assert diagnose(bench.settings.model_copy(update={"mirrors": "copy"}), log, bench.spark).is_followed
+
+
+def test_the_doctor_names_the_mirror_that_is_enough(tmp_path: Path) -> None:
+    """For a file with two faults, of which the first one alone would need less."""
+    days = pa.array([date(1500, 1, 1)] * 3)
+    fields = pa.schema([stored("id", pa.int64(), 1), stored("d", pa.date32(), 7)], SPARK_2)
+    case = Misread([column("id", "long"), column("d", "date")], pa.table([[1, 2, 3], days], schema=fields), [])
+    with following(case.make(tmp_path / "delta"), mirrors="refuse") as bench:
+        found = diagnose(bench.settings, bench.context.log, bench.spark)
+        (refused,) = [each for each in found.findings if each.verdict is Verdict.REFUSED]
+        assert "carries the field id 7" in refused.text
+        assert str(refused.hint).count("mirrors: ") == str(refused.hint).count("mirrors: rewrite") == 1
+
+
+def test_the_doctor_says_what_mirrors_cost_of_a_refused_column(tmp_path: Path) -> None:
+    """A column is refused by Delta's schema alone, and the files tell how many mirrors would be needed."""
+    with following(CASES[Fault.ELEMENT_IDS].make(tmp_path / "delta"), mirrors="refuse") as bench:
+        found = diagnose(bench.settings, bench.context.log, bench.spark)
+        refused = {each.subject for each in found.findings if each.verdict is Verdict.REFUSED}
+        assert {"column l", "column s"} < refused
+        (told,) = [each.text for each in found.findings if each.subject == "mirrors"]
+        assert told.startswith("with mirrors: footer, 1 of 1 files have mirrors of")

@@ -30,7 +30,7 @@ FAR = datetime(1600, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Misread:
-    """A file of three rows, the second one deleted. `rows` are what Delta shows."""
+    """A file of three rows, the second one deleted. `rows` are what Delta shows. A file's name ends with `ending`."""
 
     columns: Sequence[dict[str, Any]]
     file: pa.Table
@@ -40,6 +40,7 @@ class Misread:
     names: Mapping[str, str] = field(default_factory=dict)
     is_mapped: bool = False
     versions: Sequence[int] = (2, 3)
+    ending: str = ".parquet"
 
     def write(self, path: Path) -> None:
         pq.write_table(self.file, path, **self.options)
@@ -57,13 +58,14 @@ class Misread:
         metadata["schemaString"] = json.dumps(struct_of(*self.columns))
         metadata["partitionColumns"] = list(self.partition)
         metadata["configuration"] |= configuration if self.is_mapped else {}
-        actions = [{"protocol": table.protocol(FEATURES)}, {"metaData": metadata}, self.add(table)]
-        table.commit(actions)
+        protocol = table.protocol(FEATURES)
+        protocol["writerFeatures"] = [*FEATURES, "allowColumnDefaults"]
+        table.commit([{"protocol": protocol}, {"metaData": metadata}, self.add(table)])
         return table
 
     def add(self, table: HandmadeTable) -> dict[str, Any]:
         """An add action of one more file."""
-        path = f"{len(table.rows)}.parquet"
+        path = f"{len(table.rows)}{self.ending}"
         self.write(table.folder / path)
         table.rows[path] = [(number, "", "") for number in range(self.file.num_rows)]
         action = table.add(path, deleted=[1])
@@ -223,6 +225,7 @@ CASES: Mapping[Fault, Misread] = {
     ),
 }
 
+FILLED = {**column("filled", "long"), "metadata": {"CURRENT_DEFAULT": "7", "EXISTS_DEFAULT": "5"}}
 SPARK_2 = {"org.apache.spark.version": "2.4.0"}
 # What all readers misread, by the beginning of its row in docs/compatibility.md, and the mirror that they read.
 BY_ALL: Mapping[str, tuple[Misread, MirrorKind]] = {
@@ -262,6 +265,8 @@ BY_ALL: Mapping[str, tuple[Misread, MirrorKind]] = {
         ),
         "footer",
     ),
+    "paths with `#`": (Misread([ID], _table(), [(1,), (3,)], ending="#?.parquet"), "copy"),
+    "`allowColumnDefaults`": (Misread([ID, FILLED], _table(), [(1, 5), (3, 5)]), "rewrite"),
     "widening int to long": (
         Misread(
             [ID, column("d", "double"), column("n", "decimal(12,2)")],

@@ -106,8 +106,13 @@ def row_of(beginning: str) -> str:
     return row
 
 
+COSTS = {"mirrors": "which copies their bytes|which reads their rows and writes them", "readers": "would misread it"}
+
+
 def settings_in(hint: str) -> Iterator[str]:
-    for key, value in re.findall(r"\b(mirrors|readers): (\w+|\[[^]]*\])", hint):
+    """Yield the settings that a hint names, each with what it costs."""
+    for key, value, cost in re.findall(r"\b(mirrors|readers): (\w+|\[[^]]*\])([^.]*)", hint):
+        assert re.search(COSTS[key], cost), hint
         yield f"{key}: {value}"
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from daemon.errors import CorruptInput, ObjectMissing, ObjectStoreAway
 from daemon.mirror import copying
-from daemon.mirror.copying import MirrorCopy, copy_bytes
+from daemon.mirror.copying import MirrorCopy, copy_bytes, is_copied_by_store
 from daemon.store.storage import FileIOStorage
 
 DATA = bytes(range(256)) * 5000
@@ -42,6 +42,22 @@ def test_local_files_are_copied_by_the_kernel(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "read", None)
     assert copy(tmp_path).read_bytes() == DATA + TAIL
     assert asked == [len(DATA), len(DATA) - 500_000, len(DATA) - 1_000_000]
+
+
+def test_stores_that_copy_nothing_themselves() -> None:
+    """What goes through this process: small files, other stores, and what is not on one store."""
+    told = {"s3.region": "us-east-1", "s3.access-key-id": "key", "s3.secret-access-key": "secret"}
+    at, large = "s3://lake/t/f", 5 << 20
+    assert is_copied_by_store(at, large, "s3a://warehouse/m", told, told)
+    assert is_copied_by_store("/lake/f", 1, "file:///warehouse/m", told, told)
+    for path, size_bytes, mirror in [
+        (at, large - 1, "s3://warehouse/m"),
+        (at, large, "file:///warehouse/m"),
+        ("gs://lake/f", large, "gs://warehouse/m"),
+        ("abfss://lake@account.dfs.core.windows.net/f", large, "abfss://lake@account.dfs.core.windows.net/m"),
+    ]:
+        assert not is_copied_by_store(path, size_bytes, mirror, told, told)
+    assert not is_copied_by_store(at, large, at, told, {**told, "s3.endpoint": "http://localhost:9"})
 
 
 @pytest.mark.parametrize("number", [errno.EXDEV, errno.EOPNOTSUPP, errno.ENOSYS])

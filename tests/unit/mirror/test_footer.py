@@ -61,6 +61,18 @@ def written(path: Path, rows: pa.Table, **options: Any) -> Path:
     return path
 
 
+def test_what_stays_refused_promises_no_mirror(tmp_path: Path) -> None:
+    """A file that is refused by the new footer as by its own: the hint names no setting that would not help."""
+    path = written(tmp_path / "f.parquet", pa.table({"a": [1]}))
+
+    def refuse(_: pq.FileMetaData) -> None:
+        raise Unsupported("it is odd", hint="Rewrite it.").lift_by("footer")
+
+    with pytest.raises(Unsupported) as raised:
+        plan_mirror(str(path), load_footer(FileIOStorage(), str(path)).metadata, table_of(column("a", "long")), refuse)
+    assert (raised.value.hint, raised.value.lifted_by) == ("Rewrite it.", None)
+
+
 def renamed(path: Path, names: dict[str, str]) -> Path:
     """The file with other names of the elements of its schema, as older writers have them."""
     footer = load_footer(FileIOStorage(), str(path))
