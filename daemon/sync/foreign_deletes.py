@@ -29,6 +29,7 @@ from daemon.iceberg.manifests import content_span, referenced_data_file
 from daemon.iceberg.marker import Marker, find_own, marker_at
 from daemon.iceberg.position_deletes import read_served
 from daemon.iceberg.references import entries_only_of, live_entries
+from daemon.notices.notice import Deleted, Run, catalog_place
 from daemon.observe import log as events
 from daemon.store.locations import Span, canonical
 from daemon.store.storage import FileIOStorage
@@ -76,6 +77,7 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     committed as version 5. If the process is killed then and Spark commits s4, the log has a commit of s3: what s4
     deletes and s3 does not becomes version 6.
     """
+    started_ms = context.clock.now_ms()
     check_shape(table, context.settings)
     own, current = find_own(table), table.current_snapshot()
     marker, who = marker_at(table, own), foreign_commits(table)
@@ -110,8 +112,22 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
         told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
     else:
         _log.info(events.ROWS_DELETED, version=version, reason=told)
-        run = SyncRun(record.id, context.clock.now_ms(), 0, DELETED, version, version, message=told, operation="DELETE")
+        ended_ms = context.clock.now_ms()
+        run = SyncRun(record.id, ended_ms, 0, DELETED, version, version, message=told, operation="DELETE")
         _record(context, record, run)
+        lineage = Run(
+            record.name,
+            record.source,
+            record.target,
+            started_ms,
+            ended_ms,
+            version=version,
+            snapshot_id=current.snapshot_id,
+            location=table.location(),
+            catalog=catalog_place(context.properties),
+            deleted=Deleted(sum(map(len, rows.values())), who),
+        )
+        context.publish(lineage)
     return HandedOver(marker, told, _find_equal_vectors(context, deletes))
 
 
