@@ -158,12 +158,12 @@ def _record(context: TableContext, record: TableRecord, run: SyncRun) -> None:
 
 
 def _find_equal_vectors(context: TableContext, deletes: _ForeignDeletes) -> dict[str, DeletionVectorDescriptor]:
-    """Return Delta's newest vectors of the data files of which Iceberg shows the same rows as deleted, each once."""
+    """Return Delta's newest vectors of the data files of which Iceberg shows the same rows as deleted."""
     with context.open_state() as state:
         vectors = {
             add.path: add.deletion_vector
             for add in state.read_adds(with_dv_only=True)
-            if add.deletion_vector and add.path in deletes.shown and add.path not in deletes.doubled
+            if add.deletion_vector and add.path in deletes.shown
         }
     found = read_position_sets(context.storage, context.location, list(vectors.values()))
     equal = {path for path, each in zip(vectors, found, strict=True) if as_bitmap(each) == deletes.shown[path]}
@@ -171,13 +171,9 @@ def _find_equal_vectors(context: TableContext, deletes: _ForeignDeletes) -> dict
 
 
 class _ForeignDeletes:
-    """What the snapshots since dvsync's last one, `own`, delete. `doubled` are data files with a row deleted twice.
-
-    Raises `TargetChanged` if they do anything else.
-    """
+    """What the snapshots since dvsync's last one, `own`, delete. Raises `TargetChanged` if they do anything else."""
 
     def __init__(self, context: TableContext, table: Table, own: Snapshot, current: Snapshot) -> None:
-        self.doubled = set[str]()
         self._context, self._table, self._own = context, table, own
         self._storage = FileIOStorage(context.target_properties(table))
         self._touched = self._removed_by(current)
@@ -247,8 +243,6 @@ class _ForeignDeletes:
                     continue
                 if positions and positions[-1] >= data.data_file.record_count:
                     raise self._refused(f"{entry.data_file.file_path} deletes rows that {path} does not have")
-                if found.get(path, BitMap64()) & positions:
-                    self.doubled.add(path)
                 found[path] = found.get(path, BitMap64()) | positions
         for path in self._removed_by(snapshot) & self._data.keys():
             found[path] = BitMap64(range(self._data[path].data_file.record_count))

@@ -197,6 +197,7 @@ def test_rows_that_delta_deleted_or_moved_in_place(both: Both) -> None:
     delta = both.delta
     changed = delta.write_file([(1, "x", "changed")])
     delta.commit([*delta.delete({both.a: [1]}), delta.add(changed)], operation="MERGE")
+    delta.commit(delta.delete({both.a: [0]}), operation="DELETE")
     both.bench.sync()
     expect(delta, {both.a: [0, 3]})
     both.check()
@@ -237,7 +238,8 @@ def test_killed_in_between(both: Both, monkeypatch: pytest.MonkeyPatch, after: s
     both.bench.reopen()
     expect(both.delta, rows)
     delta = both.delta
-    delta.commit([delta.remove(both.a), delta.add(both.a, deleted=[3])], operation="RESTORE")
+    # As many rows as are deleted in Iceberg, and other ones.
+    delta.commit([delta.remove(both.a), delta.add(both.a, deleted=[3, 4])], operation="RESTORE")
     both.delete({both.a: [5]})
     both.bench.sync()
     expect(delta, {both.a: [5]})
@@ -386,6 +388,21 @@ def test_a_row_that_is_deleted_twice(both: Both) -> None:
     assert both.bench.store.count(record.id).deleted_positions == 3
     both.delta.commit(both.delta.delete({both.a: [2]}), operation="DELETE")
     both.bench.sync()
+    both.check()
+
+
+def test_a_row_that_is_deleted_again(both: Both) -> None:
+    """Delta has brought it back in between."""
+    # In format version 2, the delete file of the partition stays, and is older than the file that comes back.
+    both.delete({both.a: [3], both.b: [1]}, together=True)
+    both.bench.sync()
+    expect(both.delta, {both.a: [3], both.b: [1]})
+    both.delta.commit([both.delta.remove(both.a), both.delta.add(both.a)], operation="RESTORE")
+    both.bench.sync()
+    both.check()
+    both.delete({both.a: [3]})
+    both.bench.sync()
+    expect(both.delta, {both.a: [3]})
     both.check()
 
 
