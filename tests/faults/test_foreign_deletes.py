@@ -393,7 +393,6 @@ def test_a_row_that_is_deleted_twice(both: Both) -> None:
 
 def test_a_row_that_is_deleted_again(both: Both) -> None:
     """Delta has brought it back in between."""
-    # In format version 2, the delete file of the partition stays, and is older than the file that comes back.
     both.delete({both.a: [3], both.b: [1]}, together=True)
     both.bench.sync()
     expect(both.delta, {both.a: [3], both.b: [1]})
