@@ -43,6 +43,8 @@ def delete(
     from daemon.clock import SystemClock  # noqa: PLC0415
     from daemon.delta.log import DeltaLog  # noqa: PLC0415
     from daemon.delta_writer.deletion import delete_from  # noqa: PLC0415
+    from daemon.notices.notice import Deleted, Run, events_of  # noqa: PLC0415
+    from daemon.notices.outbox import COMMAND_END_MAX_S, Outbox  # noqa: PLC0415
     from daemon.observe import log as events  # noqa: PLC0415
     from daemon.sources.finder import open_storage  # noqa: PLC0415
     from daemon.spark.hadoop import with_stores  # noqa: PLC0415
@@ -78,10 +80,22 @@ def delete(
                 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
                 log.info(events.ROWS_DELETED, table=chosen.name, version=done.version, rows=done.deleted_rows, by=who())
                 # Without the predicate, which may have what has to go: Delta's history has it.
+                ended_ms, outbox = clock.now_ms(), Outbox(settings, clock)
+                lineage = Run(
+                    chosen.name,
+                    chosen.source,
+                    chosen.target,
+                    started_ms,
+                    ended_ms,
+                    version=done.version,
+                    deleted=Deleted(done.deleted_rows, who()),
+                )
+                for event in events_of(lineage):
+                    outbox.put(event)
                 run = SyncRun(
                     record.id,
                     started_ms,
-                    clock.now_ms() - started_ms,
+                    ended_ms - started_ms,
                     "deleted",
                     done.version,
                     done.version,
@@ -94,6 +108,8 @@ def delete(
                     # Not an error that asks to try again.
                     say(f"{chosen.name}: dvsync's history does not have it ({error}); DESCRIBE HISTORY in Delta has it")
                     raise typer.Exit(1) from error
+                finally:
+                    outbox.close(COMMAND_END_MAX_S)
 
 
 def _check_allowed(table: TableSettings) -> None:

@@ -25,6 +25,7 @@ from daemon.doctor.diagnosis import Diagnosis, diagnose
 from daemon.errors import ConfigInvalid, InternalError, StateInUse, SyncError, Unsupported
 from daemon.maintenance.cleanup import drop_table
 from daemon.maintenance.maintainer import Maintainer
+from daemon.notices.outbox import COMMAND_END_MAX_S
 from daemon.observe import log as events
 from daemon.scheduling.cycle import CycleResult
 from daemon.service.assembly import Parts, open_parts
@@ -48,9 +49,6 @@ from state import TableRecord
 T = TypeVar("T")
 
 _log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
-
-# How long `dvsync sync` waits at its end for each hook.
-NOTICES_MAX_S = 30.0
 
 
 def sync_tables(
@@ -95,7 +93,7 @@ def sync_tables(
                 watch.compare(parts.store.list_tables(), board.find_status, gone_names)
                 yield table, done
                 more = done.result is not None and done.result.more
-        parts.outbox.close(NOTICES_MAX_S)
+        parts.outbox.close(COMMAND_END_MAX_S)
 
 
 def tables_to_examine(settings: Settings, wanted: Sequence[str], report: Callable[[str], None]) -> Found:

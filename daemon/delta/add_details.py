@@ -6,6 +6,7 @@ Delta PROTOCOL.md, "Add File and Remove File". A second reading of the log, for 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -19,7 +20,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment
 from daemon.delta.table_state import resolve_rows
 from daemon.delta.uri import name_file, resolve_path
-from daemon.errors import CorruptInput
+from daemon.errors import CorruptInput, ObjectMissing
 from state.records import DeletionVectorDescriptor, Long
 
 
@@ -72,9 +73,13 @@ def _newest_first(log: DeltaLog, segment: LogSegment, paths: set[str]) -> Iterat
     """Yield the adds of the log, the newest first; at least those of the files at `paths`."""
     for file in reversed(segment.commits):
         if file.is_compacted:
-            yield from _of_lines(log, f"{log.folder}/{file.from_version:020d}.{file.to_version:020d}.compacted.json")
-        else:
-            yield from _of_lines(log, log.commit_path(file.to_version))
+            # As for `replay`, it only saves requests.
+            with suppress(CorruptInput, ObjectMissing):
+                name = f"{file.from_version:020d}.{file.to_version:020d}.compacted.json"
+                yield from _of_lines(log, f"{log.folder}/{name}")
+                continue
+        for version in range(file.to_version, file.from_version - 1, -1):
+            yield from _of_lines(log, log.commit_path(version))
     if segment.checkpoint is None:
         return
     sidecars = read_sidecars(log.storage, segment.checkpoint)

@@ -6,7 +6,9 @@ from typing import Any
 
 import msgspec
 
+from daemon.delta.commit_file import LINE_BYTES_MAX
 from daemon.delta.log import DeltaLog
+from daemon.store.locations import Span
 
 
 class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
@@ -30,8 +32,10 @@ _decode_line = msgspec.json.Decoder(_Line).decode
 
 
 def read_commit_info(log: DeltaLog, version: int) -> CommitInfo:
-    """Read it from the commit file; it is empty if there is none that can be read. Raises what `storage` raises."""
-    for line in log.storage.read(log.commit_path(version)).split(b"\n"):
+    """Read it from the first LINE_BYTES_MAX of the commit file; it is empty if there is none that can be read. Raises
+    what `storage` raises.
+    """
+    for line in log.storage.read(log.commit_path(version), Span(0, LINE_BYTES_MAX)).split(b"\n"):
         try:
             if b'"commitInfo"' in line and (found := _decode_line(line).commit_info):
                 return found

@@ -91,11 +91,21 @@ class Written:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A commit to an Iceberg table or, with `error`, the parking of a table; `event` is its beginning or its end.
+class Deleted:
+    """Rows that dvsync deleted from the Delta table, and for whom."""
 
-    Times are epoch milliseconds, UTC. `version` is the Delta version that the commit shows. `location` is the Iceberg
-    table's place, `catalog` that of the catalog with the name `target`. `written` is None if there is no new snapshot.
+    rows: int
+    by: str
+
+
+@dataclass(frozen=True)
+class Run:
+    """A commit to an Iceberg table, with `deleted` one to a Delta table, or with `error` the parking of a table.
+
+    `event` is its beginning or its end.
+    Times are epoch milliseconds, UTC. `version` is the Delta version that the commit shows, or is. `location` is the
+    Iceberg table's place, `catalog` that of the catalog with the name `target`. `written` is None if there is no new
+    snapshot. With `deleted`, `snapshot_id` is the one in which the rows were deleted before, at `location`, if any.
     """
 
     table: str
@@ -109,6 +119,7 @@ class Run:
     catalog: str | None = None
     schema: Schema | None = None
     written: Written | None = None
+    deleted: Deleted | None = None
     error: str | None = None
     event: RunState = RunState.START
 

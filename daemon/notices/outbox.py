@@ -28,6 +28,8 @@ WAITING_MAX = 10_000
 ATTEMPTS_MAX = 20
 RETRY_FIRST_S = 1.0
 RETRY_MAX_S = 60.0
+# A command waits this long at its end, the daemon shorter.
+COMMAND_END_MAX_S = 30.0
 
 Message = Notice | Run
 

@@ -29,6 +29,7 @@ from daemon.iceberg.manifests import content_span, referenced_data_file
 from daemon.iceberg.marker import Marker, find_own, marker_at
 from daemon.iceberg.position_deletes import read_served
 from daemon.iceberg.references import entries_only_of, live_entries
+from daemon.notices.notice import Deleted, Run, catalog_place
 from daemon.observe import log as events
 from daemon.store.locations import Span, canonical
 from daemon.store.storage import FileIOStorage
@@ -76,6 +77,7 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     committed as version 5. If the process is killed then and Spark commits s4, the log has a commit of s3: what s4
     deletes and s3 does not becomes version 6.
     """
+    started_ms = context.clock.now_ms()
     check_shape(table, context.settings)
     own, current = find_own(table), table.current_snapshot()
     marker, who = marker_at(table, own), foreign_commits(table)
@@ -110,8 +112,22 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
         told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
     else:
         _log.info(events.ROWS_DELETED, version=version, reason=told)
-        run = SyncRun(record.id, context.clock.now_ms(), 0, DELETED, version, version, message=told, operation="DELETE")
+        ended_ms = context.clock.now_ms()
+        run = SyncRun(record.id, ended_ms, 0, DELETED, version, version, message=told, operation="DELETE")
         _record(context, record, run)
+        lineage = Run(
+            record.name,
+            record.source,
+            record.target,
+            started_ms,
+            ended_ms,
+            version=version,
+            snapshot_id=current.snapshot_id,
+            location=table.location(),
+            catalog=catalog_place(context.properties),
+            deleted=Deleted(sum(map(len, rows.values())), who),
+        )
+        context.publish(lineage)
     return HandedOver(marker, told, _find_equal_vectors(context, deletes))
 
 
@@ -142,12 +158,12 @@ def _record(context: TableContext, record: TableRecord, run: SyncRun) -> None:
 
 
 def _find_equal_vectors(context: TableContext, deletes: _ForeignDeletes) -> dict[str, DeletionVectorDescriptor]:
-    """Return Delta's newest vectors of the data files of which Iceberg shows the same rows as deleted, each once."""
+    """Return Delta's newest vectors of the data files of which Iceberg shows the same rows as deleted."""
     with context.open_state() as state:
         vectors = {
             add.path: add.deletion_vector
             for add in state.read_adds(with_dv_only=True)
-            if add.deletion_vector and add.path in deletes.shown and add.path not in deletes.doubled
+            if add.deletion_vector and add.path in deletes.shown
         }
     found = read_position_sets(context.storage, context.location, list(vectors.values()))
     equal = {path for path, each in zip(vectors, found, strict=True) if as_bitmap(each) == deletes.shown[path]}
@@ -155,13 +171,9 @@ def _find_equal_vectors(context: TableContext, deletes: _ForeignDeletes) -> dict
 
 
 class _ForeignDeletes:
-    """What the snapshots since dvsync's last one, `own`, delete. `doubled` are data files with a row deleted twice.
-
-    Raises `TargetChanged` if they do anything else.
-    """
+    """What the snapshots since dvsync's last one, `own`, delete. Raises `TargetChanged` if they do anything else."""
 
     def __init__(self, context: TableContext, table: Table, own: Snapshot, current: Snapshot) -> None:
-        self.doubled = set[str]()
         self._context, self._table, self._own = context, table, own
         self._storage = FileIOStorage(context.target_properties(table))
         self._touched = self._removed_by(current)
@@ -231,8 +243,6 @@ class _ForeignDeletes:
                     continue
                 if positions and positions[-1] >= data.data_file.record_count:
                     raise self._refused(f"{entry.data_file.file_path} deletes rows that {path} does not have")
-                if found.get(path, BitMap64()) & positions:
-                    self.doubled.add(path)
                 found[path] = found.get(path, BitMap64()) | positions
         for path in self._removed_by(snapshot) & self._data.keys():
             found[path] = BitMap64(range(self._data[path].data_file.record_count))

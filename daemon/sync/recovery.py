@@ -204,10 +204,15 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
     current = table.current_snapshot()
     marker = shown_by(table)
     if current is None or marker is None:
-        who = foreign_commits(table)
-        raise target_changed(
-            context, table, f"not committed by dvsync: {who}" if who else "it no longer has a snapshot"
-        )
+        who, settings = foreign_commits(table), context.settings
+        what = f"not committed by dvsync: {who}" if who else "it no longer has a snapshot"
+        if who and settings.foreign_deletes_max and settings.is_managed:
+            what += (
+                f". The setting `deletes` is {settings.deletes}, but the Delta table's commits must go through its "
+                "catalog, which dvsync cannot do: if this deleted rows, they are still in Delta"
+            )
+            raise target_changed(context, table, what, first="Delete those rows with Delta. Then ")
+        raise target_changed(context, table, what)
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
         before = unchanged_outcome(record)
@@ -264,8 +269,8 @@ def foreign_commits(table: Table) -> str:
     return f"{'; '.join(named[:FOREIGN_NAMED_MAX])}{more}"
 
 
-def target_changed(context: TableContext, table: Table, what: str) -> TargetChanged:
-    """Make the error that says `what` somebody else did to the table, and how to undo that."""
+def target_changed(context: TableContext, table: Table, what: str, *, first: str = "") -> TargetChanged:
+    """Make the error that says `what` somebody else did to the table, how to undo that, and what to do `first`."""
     name, way_back = context.settings.name, ""
     own = [snapshot.snapshot_id for snapshot in table.metadata.snapshots if find_marker(snapshot)]
     if own and own[-1] != table.metadata.current_snapshot_id:
@@ -274,6 +279,6 @@ def target_changed(context: TableContext, table: Table, what: str) -> TargetChan
     return TargetChanged(
         f"the Iceberg table {context.settings.target} was changed by someone else: {what}",
         path=table.metadata_location,
-        hint=f"`dvsync resync {name}` brings back Delta's state in one snapshot; on_foreign_commit: overwrite does so "
-        f"automatically.{way_back}",
+        hint=f"{first}`dvsync resync {name}` brings back Delta's state in one snapshot; on_foreign_commit: overwrite "
+        f"does so automatically.{way_back}",
     )

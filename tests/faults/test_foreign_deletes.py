@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -11,20 +12,38 @@ from threading import Event
 from typing import Any
 from urllib.parse import unquote
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
 from pyiceberg.types import StringType
 
+from daemon.delta.commit_info import read_commit_info
 from daemon.delta_writer import vectors
 from daemon.doctor.diagnosis import diagnose
-from daemon.errors import TargetChanged, Unsupported
+from daemon.errors import CorruptInput, StateStoreAway, TargetChanged, Unsupported
+from daemon.iceberg.manifests import entry_key
 from daemon.iceberg.marker import shown_by
+from daemon.iceberg.pyiceberg_ext.records import data_file_record
+from daemon.iceberg.references import live_entries
+from daemon.iceberg.row_delta import RowDelta
 from daemon.maintenance.maintainer import Maintainer
 from daemon.notices.notice import Notice
 from daemon.sync import follower, foreign_deletes
 from daemon.sync.follower import Follower
+from state import LeaseLost
 from tests.kit.checks import rows_of
-from tests.kit.foreign import add_in_iceberg, delete_in_iceberg, expect, remove_in_iceberg
-from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.daemons import daemon, set_constants, write_config
+from tests.kit.foreign import add_in_iceberg, commit, delete_in_iceberg, expect, remove_in_iceberg
+from tests.kit.handmade import Bench, HandmadeTable, new_uuid
+from tests.kit.handmade_managed import Managed
+
+TRACKED = {
+    "delta.enableDeletionVectors": "true",
+    "delta.enableRowTracking": "true",
+    "delta.rowTracking.materializedRowIdColumnName": "_row_id",
+    "delta.rowTracking.materializedRowCommitVersionColumnName": "_row_version",
+}
 
 
 class Both:
@@ -178,6 +197,7 @@ def test_rows_that_delta_deleted_or_moved_in_place(both: Both) -> None:
     delta = both.delta
     changed = delta.write_file([(1, "x", "changed")])
     delta.commit([*delta.delete({both.a: [1]}), delta.add(changed)], operation="MERGE")
+    delta.commit(delta.delete({both.a: [0]}), operation="DELETE")
     both.bench.sync()
     expect(delta, {both.a: [0, 3]})
     both.check()
@@ -186,6 +206,17 @@ def test_rows_that_delta_deleted_or_moved_in_place(both: Both) -> None:
     delta.commit([*delta.delete({both.a: [2]}), delta.add(changed)], operation="MERGE")
     both.bench.sync()
     both.check()
+    # What a DELETE has deleted before, OPTIMIZE does not move.
+    both.delete({both.c: [4]})
+    delta.commit(delta.delete({both.c: [4]}), operation="DELETE")
+    joined = delta.write_file([row for row in delta.rows[both.c] if row[0] != 24])
+    delta.commit([delta.remove(both.c), delta.add(joined)], operation="OPTIMIZE")
+    both.bench.sync()
+    both.check()
+    record = both.bench.context.find_record()
+    assert record is not None
+    outcomes = [run.outcome for run in both.bench.store.list_runs(record.id, runs_max=9)]
+    assert outcomes.count("rejected") == 1, "that of rows 2 and 4"
 
 
 @pytest.mark.parametrize("after", ["delete_at", "rebuild"])
@@ -207,11 +238,32 @@ def test_killed_in_between(both: Both, monkeypatch: pytest.MonkeyPatch, after: s
     both.bench.reopen()
     expect(both.delta, rows)
     delta = both.delta
-    delta.commit([delta.remove(both.a), delta.add(both.a, deleted=[3])], operation="RESTORE")
+    # As many rows as are deleted in Iceberg, and other ones.
+    delta.commit([delta.remove(both.a), delta.add(both.a, deleted=[3, 4])], operation="RESTORE")
     both.delete({both.a: [5]})
     both.bench.sync()
     expect(delta, {both.a: [5]})
     both.check()
+
+
+def test_told_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after that, a sync does not tell it again."""
+
+    def killed(*_: Any) -> Any:
+        raise KeyboardInterrupt
+
+    both.delete({both.a: [0]})
+    with monkeypatch.context() as patch:
+        patch.setattr(follower, "rebuild", killed)
+        with pytest.raises(KeyboardInterrupt):
+            both.bench.sync()
+    both.bench.reopen()
+    both.bench.sync()
+    expect(both.delta, {both.a: [0]})
+    both.check()
+    record = both.bench.context.find_record()
+    assert record is not None
+    assert [run.outcome for run in both.bench.store.list_runs(record.id, runs_max=9)] == ["deleted"]
 
 
 def test_what_is_refused(both: Both) -> None:
@@ -282,6 +334,256 @@ def test_a_lost_memory_and_an_upgrade(tmp_path: Path) -> None:
     expect(both.delta, {both.a: [0, 3]})
     both.check()
     assert both.bench.iceberg().metadata.format_version == 3
+
+
+@pytest.mark.parametrize("preserved", [True, False])
+def test_rows_that_have_ids(tmp_path: Path, preserved: bool) -> None:
+    """OPTIMIZE moves them: they are deleted where they are now, if it says that it has kept their ids."""
+    delta = HandmadeTable(tmp_path / "delta")
+    (delta.folder / "_delta_log").mkdir(parents=True)
+    protocol = {**delta.protocol(["deletionVectors", "domainMetadata", "rowTracking"])}
+    protocol["readerFeatures"] = ["deletionVectors"]
+    metadata = {**delta.metadata(), "configuration": TRACKED}
+    delta.commit([{"protocol": protocol}, {"metaData": metadata}])
+    first, second = (delta.write_file([(10 * n + row, "x", "v") for row in range(6)]) for n in range(2))
+
+    def add(path: str, base: int, **more: Any) -> dict[str, Any]:
+        action = delta.add(path, **more)
+        action["add"] |= {"baseRowId": base, "defaultRowCommitVersion": 1}
+        return action
+
+    delta.commit([add(first, 0), add(second, 6)])
+    bench = Bench(tmp_path / "dvsync", delta.location, table_options={"deletes": "50%"})
+    with closing(bench):
+        bench.sync()
+        delete_in_iceberg(bench, {f"{delta.location}/{first}": [0, 3], f"{delta.location}/{second}": [1]})
+        # The last row is new: it has no id of its own, and that of its place is not one of those.
+        rows = [*reversed(delta.rows[second]), *delta.rows[first], (100, "x", "new")]
+        joined = delta.write_file(rows)
+        stored = pq.read_table(delta.folder / joined)
+        ids = pa.array([*range(11, 5, -1), *range(6), None], pa.int64())
+        pq.write_table(stored.append_column("_row_id", ids), delta.folder / joined)
+        delta.commit_info = lambda: {"tags": {"delta.rowTracking.preserved": str(preserved).lower()}}  # type: ignore[method-assign]
+        delta.commit([delta.remove(first), delta.remove(second), add(joined, 12)], operation="OPTIMIZE")
+        bench.sync()
+        if preserved:
+            expect(delta, {joined: [4, 6, 9]})
+        else:
+            (record,) = bench.store.list_tables()
+            (run, *_) = bench.store.list_runs(record.id, runs_max=9)
+            assert "version 2 did not keep the row ids" in (run.message or "")
+        assert rows_of(bench.iceberg().scan().to_arrow()) == delta.live_rows()
+        assert not delta.commit_path(delta.version + 1).exists()
+
+
+def test_a_row_that_is_deleted_twice(both: Both) -> None:
+    """By two delete files: Delta's vector has it once, and so has dvsync's memory."""
+    both.delete({both.a: [0]})
+    both.delete({both.a: [0, 1]})
+    both.bench.sync()
+    expect(both.delta, {both.a: [0, 1]})
+    both.check()
+    record = both.bench.context.find_record()
+    assert record is not None
+    assert both.bench.store.count(record.id).deleted_positions == 3
+    both.delta.commit(both.delta.delete({both.a: [2]}), operation="DELETE")
+    both.bench.sync()
+    both.check()
+
+
+def test_a_row_that_is_deleted_again(both: Both) -> None:
+    """Delta has brought it back in between."""
+    both.delete({both.a: [3], both.b: [1]}, together=True)
+    both.bench.sync()
+    expect(both.delta, {both.a: [3], both.b: [1]})
+    both.delta.commit([both.delta.remove(both.a), both.delta.add(both.a)], operation="RESTORE")
+    both.bench.sync()
+    both.check()
+    both.delete({both.a: [3]})
+    both.bench.sync()
+    expect(both.delta, {both.a: [3]})
+    both.check()
+
+
+def test_other_changes_of_deletes_and_files(both: Both) -> None:
+    """Rows that are not there, equality deletes, a file with a new sequence number, rows that come back: refused."""
+    bench, path = both.bench, f"{both.delta.location}/{both.b}"
+    both.delete({both.a: [6]})
+    with pytest.raises(TargetChanged, match=f"deletes rows that {both.delta.location}/{both.a} does not have"):
+        bench.sync()
+    bench.sync(full=True)
+    for change, text in (
+        ("equality", "has equality deletes"),
+        ("again", f"the data file {path} was removed and added again"),
+        ("back", f"deleted rows of {path} are back"),
+    ):
+        table = bench.iceberg()
+        snapshot = table.current_snapshot()
+        assert snapshot is not None
+        (file, manifest) = next(
+            (entry.data_file, manifest)
+            for entry, manifest in live_entries(table, snapshot, ManifestContent.DATA)
+            if entry.data_file.file_path == path
+        )
+        new_id = new_uuid().int >> 65
+        if change == "equality":
+            fields = {"file_path": f"{path}-deletes", "record_count": 1, "file_size_in_bytes": 1, "equality_ids": [1]}
+            deletes = data_file_record(
+                list(file.partition),
+                spec_id=file.spec_id,
+                content=DataFileContent.EQUALITY_DELETES,
+                file_format=FileFormat.PARQUET,
+                **fields,
+            )
+            delta = RowDelta(new_id, added_delete_files=[deletes])
+        elif change == "again":
+            delta = RowDelta(new_id, added_data_files=[file], removed_data_files={manifest: {path}})
+        else:
+            removed = {
+                manifest: {entry_key(entry.data_file)}
+                for entry, manifest in live_entries(table, snapshot, ManifestContent.DELETES)
+            }
+            delta = RowDelta(new_id, removed_delete_files=removed)
+        commit(bench, table, delta)
+        with pytest.raises(TargetChanged, match=text):
+            bench.sync()
+        assert both.newest() == both.delta.version
+        bench.sync(full=True)
+
+
+def test_a_damaged_vector_of_theirs(tmp_path: Path) -> None:
+    """Nothing of it comes to Delta."""
+    both = Both(tmp_path, format_version=3)
+    both.delete({both.a: [0]})
+    (puffin,) = tmp_path.rglob("00000-7-*.puffin")
+    data = bytearray(puffin.read_bytes())
+    place = data.index(b"\xd1\xd3\x39\x64")
+    # The row 0 becomes the row 1: only the checksum tells.
+    row = data.index(b"\x00\x00", place + 30)
+    data[row] = 1
+    puffin.write_bytes(data)
+    with pytest.raises(CorruptInput, match="checksum of a deletion vector"):
+        both.bench.sync()
+    assert both.newest() == both.delta.version
+
+
+def test_without_the_lease_nothing_is_written(both: Both) -> None:
+    """Another process may do the same."""
+
+    def lost() -> None:
+        raise LeaseLost("another process holds the lease")
+
+    both.delete({both.a: [0]})
+    context = both.bench.context
+    both.bench.follower = Follower(replace(context, target=replace(context.target, check_lease=lost)))
+    with pytest.raises(StateStoreAway):
+        both.bench.sync()
+    assert both.newest() == both.delta.version
+
+
+def test_commits_that_say_much_of_themselves(tmp_path: Path) -> None:
+    """Nothing is read without end: neither what others say of their commit, nor a file of a terabyte."""
+    both = Both(tmp_path)
+    delta, bench = both.delta, both.bench
+    delta.commit_info = lambda: {"operationParameters": {"predicate": "x" * (2 << 20)}}  # type: ignore[method-assign]
+    delta.commit([delta.add(delta.write_file([(100, "x", "v")]))])
+    bench.sync()
+    both.delete({both.a: [0]})
+    delta.commit([delta.add(delta.write_file([(101, "x", "v")]))])
+    bench.sync()
+    expect(delta, {both.a: [0]})
+    both.check()
+    delta.commit_info = lambda: {"operationParameters": {"predicate": "x" * (17 << 20)}}  # type: ignore[method-assign]
+    both.delete({both.a: [1]})
+    delta.commit([delta.add(delta.write_file([(102, "x", "v")]))])
+    with pytest.raises(Unsupported, match="line 1 of the commit file has more than 16777216 bytes") as raised:
+        bench.sync()
+    assert "dvsync resync" in (raised.value.hint or "")
+    assert both.newest() == delta.version
+    with delta.commit_path(delta.version).open("wb") as file:
+        file.write(b'{"commitInfo": {"tags": {"a": "b"}}}\n')
+        file.truncate(1 << 40)
+    assert read_commit_info(bench.context.log, delta.version).tag("a") == "b"
+
+
+def test_a_table_whose_catalog_manages_the_commits(tmp_path: Path) -> None:
+    """Parked, and told why its deletes stay in Iceberg; the resync brings back the rows."""
+    table = Managed(tmp_path / "delta")
+    table.create()
+    table.stage(6)
+    options = {"deletes": "50%"}
+    bench = Bench(
+        tmp_path / "dvsync", table.location, table_options=options, entry=table.entry, storage=table.storage()
+    )
+    with closing(bench):
+        bench.sync()
+        (path,) = table.live
+        delete_in_iceberg(bench, {f"{table.location}/{path}": [0]})
+        files = {*table.folder.rglob("*")}
+        with pytest.raises(TargetChanged, match="is 50%, but the Delta table's commits must go through its") as raised:
+            bench.sync()
+        assert (raised.value.hint or "").startswith("Delete those rows with Delta. Then `dvsync resync t`")
+        bench.sync(full=True)
+        assert {*table.folder.rglob("*")} == files
+        assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+
+
+def test_many_tables_of_one_daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each, Delta gets what was deleted in its Iceberg table, and of the others nothing."""
+    set_constants(monkeypatch, {"daemon.sync.news.CONTINUITY_INTERVAL_S": 0.2})
+    tables = {f"t{number:02d}": HandmadeTable(tmp_path / "lake" / f"t{number:02d}") for number in range(20)}
+    for number, table in enumerate(tables.values()):
+        table.create()
+        table.commit([table.add(table.write_file([(100 * number + row, "x", "v") for row in range(10)]))])
+    deleted = {
+        name: {path: [number % 7, 8]}
+        for number, (name, table) in enumerate(tables.items())
+        if number % 3 == 0
+        for path in table.live
+    }
+    configured = [
+        {
+            "name": name,
+            "source": table.location,
+            "target": f"lake.{name}",
+            "deletes": "20%",
+            "format_version": 2 + number % 2,
+        }
+        for number, (name, table) in enumerate(tables.items())
+    ]
+    write_config(tmp_path / "config.yaml", tables=configured)
+    logs = {}
+    with daemon(tmp_path / "config.yaml") as running, ExitStack() as opened:
+        for name, table in tables.items():
+            running.synced_to(name, 1)
+            logs[name] = {path: path.read_bytes() for path in table.folder.rglob("*") if path.is_file()}
+        benches = {
+            name: opened.enter_context(
+                closing(Bench(tmp_path, table.location, target=f"lake.{name}", name=name, state_name="another.db"))
+            )
+            for name, table in tables.items()
+        }
+        snapshots = {
+            name: delete_in_iceberg(
+                benches[name], {f"{tables[name].location}/{path}": each for path, each in rows.items()}
+            )
+            for name, rows in deleted.items()
+        }
+        for name in deleted:
+            running.synced_to(name, 2)
+        for name, bench in benches.items():
+            table = tables[name]
+            if name in deleted:
+                expect(table, deleted[name])
+                info = json.loads(table.commit_path(2).read_text().splitlines()[0])["commitInfo"]
+                assert info["operationParameters"]["icebergTable"] == f"lake.{name}"
+                assert info["operationParameters"]["icebergSnapshotId"] == str(snapshots[name])
+            files = {path: path.read_bytes() for path in table.folder.rglob("*") if path.is_file()}
+            assert files.items() >= logs[name].items()
+            # A vector, and a commit.
+            assert len(files) - len(logs[name]) == (2 if name in deleted else 0)
+            assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
+        assert not [line for line in running.lines if line["event"] in ("table.parked", "sync.failed")]
 
 
 def test_the_target_of_another_table(tmp_path: Path) -> None:

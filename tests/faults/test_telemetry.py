@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import getpass
 import json
 import os
 import signal
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import accumulate
@@ -23,7 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from pyiceberg.catalog.sql import SqlCatalog
 
 from tests.kit.daemons import Daemon, command, daemon, set_constants, until, write_config
-from tests.kit.handmade import COLUMNS, HandmadeTable, sql_catalog
+from tests.kit.foreign import delete_in_iceberg
+from tests.kit.handmade import COLUMNS, Bench, HandmadeTable, sql_catalog
 from tests.kit.receiver import Receiver, receiver
 
 TOKEN = "a-secret-of-the-receiver"
@@ -399,6 +401,32 @@ def test_a_single_sync_tells_as_well(world: World, server: Receiver) -> None:
     assert [each.root.name for each in traces(server)] == ["sync"]
     assert [each["eventType"] for each in events(server)] == ["START", "COMPLETE"]
     assert server.taken.keys() == {"/v1/traces", "/lineage"}
+
+
+def test_the_lineage_of_commits_to_delta(world: World, server: Receiver) -> None:
+    """By `dvsync delete`, and of what somebody has deleted in Iceberg: who, how many, and both versions."""
+    tables = [{"name": "orders", "source": "lake/orders", "target": "lake.orders", "deletes": "50%"}]
+    world.configure(hooks=[{"url": f"{server.url}/lineage", "format": "openlineage"}], tables=tables)
+    more = world.table.write_file([(number, "a", "x") for number in range(3, 9)])
+    world.table.commit([world.table.add(more)])
+    assert command(world.config, "sync").returncode == 0
+    bench = Bench(world.folder, world.table.location, target="lake.orders", name="orders", state_name="another.db")
+    with closing(bench):
+        snapshot_id = delete_in_iceberg(bench, {f"{world.table.location}/{more}": [0, 1]})
+    assert command(world.config, "delete", "orders", "--where", "id = 8").returncode == 0
+    assert command(world.config, "sync").returncode == 0
+    runs = [(run.eventType, run.job.name) for run in map(checked, events(server))]
+    names = ["orders", "orders.delete", "orders.delete", "orders"]
+    assert runs == [(each, name) for name in names for each in ("START", "COMPLETE")]
+    by_command, handed_over = (checked(each) for each in events(server)[3:6:2])
+    for run, made, rows in ((by_command, "3", "1"), (handed_over, "4", "2")):
+        (target,) = run.outputs
+        assert (target.name, target.facets["version"].datasetVersion) == (str(world.table.folder), made)
+        deleted, by = run.run.facets["tags"].tags
+        assert (deleted["key"], deleted["value"], by["key"]) == ("deletedRows", rows, "deletedBy")
+    assert (by_command.inputs, getpass.getuser() in by_command.run.facets["tags"].tags[1]["value"]) == ([], True)
+    assert handed_over.inputs[0].facets["version"].datasetVersion == str(snapshot_id)
+    assert handed_over.run.facets["tags"].tags[1]["value"].startswith(f"snapshot {snapshot_id}, delete by handmade 1")
 
 
 def test_without_settings_nothing_of_it_is_imported(world: World) -> None:

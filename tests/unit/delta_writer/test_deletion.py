@@ -88,6 +88,20 @@ def test_rows(table: HandmadeTable) -> None:
     assert binary
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_compacted_files(table: HandmadeTable, is_cut: bool) -> None:
+    """A damaged one is as good as none. The tag tells which file was read."""
+    path = table.folder / "_delta_log" / f"{1:020d}.{2:020d}.compacted.json"
+    adds = [{"add": {**add, "tags": {"from": "compacted"}}} for add in table.live.values()]
+    text = "".join(json.dumps(each) + "\n" for each in adds)
+    path.write_text(text[:-9] if is_cut else text)
+    assert delete_rows(str(table.folder), "id = 5").version == 3
+    (add,) = actions(table.folder, 3, "add")
+    assert add.get("tags") == (None if is_cut else {"from": "compacted"})
+    path.unlink()
+    assert ids(table.folder) == left(lambda number: number == 5)
+
+
 def files_in(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_size for path in folder.rglob("*") if path.is_file()}
 

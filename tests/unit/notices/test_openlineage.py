@@ -9,7 +9,7 @@ import pytest
 from pyiceberg.schema import Schema
 from pyiceberg.types import DecimalType, ListType, LongType, MapType, NestedField, StringType, StructType
 
-from daemon.notices.notice import Run, catalog_place, events_of
+from daemon.notices.notice import Deleted, Run, catalog_place, events_of
 from daemon.notices.openlineage import dataset_name, render
 
 
@@ -85,3 +85,19 @@ def test_a_table_that_never_had_an_iceberg_table_has_no_output() -> None:
     assert (end["eventType"], start["outputs"], end["outputs"]) == ("FAIL", [], [])
     assert end["run"]["facets"]["errorMessage"]["message"] == "refused"
     assert "errorMessage" not in start["run"]["facets"]
+
+
+def test_rows_deleted_from_delta_are_a_run_of_another_job() -> None:
+    """It writes what the table's job reads; where nobody deleted them in Iceberg before, it reads nothing."""
+    start, end = told(Run(**{**vars(RUN), "deleted": Deleted(3, "snapshot 8, by somebody")}))
+    assert start["job"]["name"] == end["job"]["name"] == "orders.delete"
+    (source,), (target,) = end["inputs"], end["outputs"]
+    assert (source["name"], source["facets"]["version"]["datasetVersion"]) == ("/w/orders", "8")
+    assert (target["namespace"], target["name"]) == ("s3://lake", "orders")
+    assert target["facets"]["version"]["datasetVersion"] == "7"
+    assert "version" not in start["outputs"][0]["facets"]
+    tags = {each["key"]: each["value"] for each in end["run"]["facets"]["tags"]["tags"]}
+    assert tags == {"deletedRows": "3", "deletedBy": "snapshot 8, by somebody"}
+    (_, end) = told(Run(**{**vars(RUN), "location": None, "deleted": Deleted(3, "somebody")}))
+    assert (end["inputs"], end["outputs"][0]["name"]) == ([], "orders")
+    assert end["run"]["runId"] != start["run"]["runId"]
