@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from random import uniform
 from threading import Event
 
 from msgspec.structs import replace as with_fields
@@ -107,7 +108,9 @@ class News:
 
     def put_off_listing(self) -> None:
         """The log was listed, and what it listed is remembered or shown."""
-        self._continuity_due_s = self._context.clock.monotonic_s() + CONTINUITY_INTERVAL_S
+        # Thousands of tables that began together must not be synced together for ever.
+        interval_s = uniform(0.8, 1.0) * CONTINUITY_INTERVAL_S
+        self._continuity_due_s = self._context.clock.monotonic_s() + interval_s
 
     def read(self, shown: Shown, stop: Event, others_wait: Callable[[], bool]) -> Iterator[tuple[list[Commit], bool]]:
         """Yield groups of Delta's new commits, each with whether another commit follows. At least one commit exists.
