@@ -76,9 +76,8 @@ def sync_tables(
         vanished = [each for each in gone if each.is_vanished]
         for each in vanished:
             remember_vanished(parts.store, each.record, parts.clock.now_ms())
-        board.gone = [each.status for each in vanished]
-        gone_names = {each.status.name for each in vanished}
-        watch.compare(parts.store.list_tables(), board.find_status, gone_names)
+        board.gone = {each.status.name: each.status for each in vanished}
+        watch.compare(parts.store.list_tables(), board.find_status, board.gone)
         for table in tables:
             board.add(table)
             cycle = parts.cycle(parts.context(table, progress_of(table.name), board), board)
@@ -90,7 +89,7 @@ def sync_tables(
                 done = cycle.sync(stop, full=full)
                 if done.error and cycle.turn_to_newer_version():
                     done = cycle.sync(stop)
-                watch.compare(parts.store.list_tables(), board.find_status, gone_names)
+                watch.compare(parts.store.list_tables(), board.find_status, board.gone)
                 yield table, done
                 more = done.result is not None and done.result.more
         parts.outbox.close(COMMAND_END_MAX_S)

@@ -76,8 +76,9 @@ def _newest_first(log: DeltaLog, segment: LogSegment, paths: set[str]) -> Iterat
             # As for `replay`, it only saves requests.
             with suppress(CorruptInput, ObjectMissing):
                 name = f"{file.from_version:020d}.{file.to_version:020d}.compacted.json"
-                yield from _of_lines(log, f"{log.folder}/{name}")
-                continue
+                if adds := [*_of_lines(log, f"{log.folder}/{name}")]:
+                    yield from adds
+                    continue
         for version in range(file.to_version, file.from_version - 1, -1):
             yield from _of_lines(log, log.commit_path(version))
     if segment.checkpoint is None:

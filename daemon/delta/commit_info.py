@@ -12,13 +12,18 @@ from daemon.store.locations import Span
 
 
 class CommitInfo(msgspec.Struct, frozen=True, rename="camel"):
-    """Both may be any JSON."""
+    """Each may be any JSON."""
 
+    timestamp: Any = None
     operation_parameters: Any = None
+    operation_metrics: Any = None
     tags: Any = None
 
     def parameter(self, name: str) -> str | None:
         return _text_in(self.operation_parameters, name)
+
+    def metric(self, name: str) -> str | None:
+        return _text_in(self.operation_metrics, name)
 
     def tag(self, name: str) -> str | None:
         return _text_in(self.tags, name)

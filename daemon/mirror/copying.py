@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from errno import EBADF, EINVAL, ENOSYS, EOPNOTSUPP, EPERM, EXDEV
+from functools import lru_cache
 from typing import ClassVar, Final
 
 from pyiceberg.io import OutputStream
@@ -21,7 +22,7 @@ from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
 from daemon.store import s3_parts
 from daemon.store.durable import is_local, local_path, place_to_write, put_in_place
 from daemon.store.locations import Span, file_missing, store_away
-from daemon.store.object_store import S3Access, find_access
+from daemon.store.object_store import find_access
 from daemon.store.places import BLOCK_BYTES
 from daemon.store.s3_parts import PART_BYTES_MIN, PartNotCopied, make_of_parts
 from daemon.store.storage import FileIOStorage
@@ -108,26 +109,29 @@ def is_copied_by_store(
 ) -> bool:
     """Return whether the first bytes of a file reach a mirror without passing through this process.
 
-    On S3 only if the target's credentials may read the file, which is not asked here. Raises ObjectStoreAway.
+    On S3 only if the target's credentials may read the file, which is not asked here.
     """
     if is_local(path) and is_local(mirror):
         return True
-    try:
-        return _find_copying(path, size_bytes, mirror, source, target_properties) is not None
-    except OSError as error:
-        raise store_away(mirror, error) from error
+    is_one_store = _is_one_store(path, size_bytes, mirror, source, target_properties)
+    return is_one_store and _has_access(_s3_place(mirror)[0], frozenset(target_properties.items()))
 
 
-def _find_copying(
+def _is_one_store(
     path: str, size_bytes: int, mirror: str, source: Mapping[str, str], target_properties: Mapping[str, str]
-) -> S3Access | None:
-    """Return the access by which S3 copies a file's first bytes. None if they must be streamed. Raises OSError."""
-    from_bucket, _ = _s3_place(path)
-    bucket, _ = _s3_place(mirror)
-    is_one_store = all(source.get(name) == target_properties.get(name) for name in PLACE_KEYS)
-    if not from_bucket or not bucket or not is_one_store or size_bytes < PART_BYTES_MIN:
-        return None
-    return find_access(bucket, target_properties)
+) -> bool:
+    """Whether S3 could copy a file's first bytes by itself."""
+    is_on_s3 = bool(_s3_place(path)[0] and _s3_place(mirror)[0])
+    is_same = all(source.get(name) == target_properties.get(name) for name in PLACE_KEYS)
+    return is_on_s3 and is_same and size_bytes >= PART_BYTES_MIN
+
+
+# For many files; credentials may cost a request.
+@lru_cache(maxsize=64)
+def _has_access(bucket: str, properties: frozenset[tuple[str, str]]) -> bool:
+    with suppress(OSError):
+        return find_access(bucket, dict(properties)) is not None
+    return False
 
 
 def _copy_locally(copy: MirrorCopy) -> None:
@@ -182,11 +186,13 @@ def _write_whole(file: int, data: bytes) -> None:
 
 def _copy_on_s3(copy: MirrorCopy, source: FileIOStorage, target_properties: Mapping[str, str]) -> bool:
     """Return whether S3 made the mirror. False if the bytes must be streamed."""
+    if not _is_one_store(copy.path, copy.size_bytes, copy.mirror, source.properties, target_properties):
+        return False
+    bucket, key = _s3_place(copy.mirror)
     try:
-        access = _find_copying(copy.path, copy.size_bytes, copy.mirror, source.properties, target_properties)
+        access = find_access(bucket, target_properties)
         if access is None:
             return False
-        _, key = _s3_place(copy.mirror)
         make_of_parts(access, key, _s3_place(copy.path), copy.size_bytes, copy.tail)
     except PartNotCopied:
         return False

@@ -50,6 +50,7 @@ class MaintenanceJob:
             except Exception as error:
                 warn_of(events.MAINTENANCE_FAILED, error, span)
                 self._board.activity.count(self.name, maintenance_rounds=1, maintenance_failures=1)
+                self.cycle.observer.recount()
                 return
             _log_round(done, round((self._clock.monotonic_s() - started_s) * 1000))
             amounts = {
@@ -60,8 +61,8 @@ class MaintenanceJob:
             }
             if any(amounts.values()):
                 span.report({"rounds": 1, "failures": 0, **amounts})
+                self.cycle.observer.recount()
             self._board.activity.count(self.name, maintenance_rounds=1, **amounts)
-            self.cycle.observer.recount()
 
 
 class VerifyJob:

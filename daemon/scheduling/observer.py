@@ -114,7 +114,7 @@ class Observer:
             # All that a result and a run have in common has one name.
             shared = {name: getattr(result, name) for name in SyncRun.__struct_fields__ if hasattr(result, name)}
             self._record_run(SyncRun(table_id, started_ms, duration_ms, **shared))
-            self.recount()
+        self.recount()
 
     def report_failure(self, record: TableRecord, failure: Failure, started_ms: int) -> None:
         """Count a failure, which `Failures` has logged. It is recorded as a run unless it repeats the last one."""
@@ -156,10 +156,12 @@ class Observer:
         started_s = self._clock.monotonic_s()
         if not self._counts_due or started_s < self._count_after_s:
             return
+        # Before it counts: what changes meanwhile is counted the next time.
+        self._counts_due = False
         try:
             self._seen = replace(self._seen, counts=self._store.count(record.id))
         except StateUnavailable:
-            return  # The counts stay due.
+            self._counts_due = True
+            return
         ended_s = self._clock.monotonic_s()
-        self._counts_due = False
         self._count_after_s = ended_s + COUNT_SHARE * (ended_s - started_s)

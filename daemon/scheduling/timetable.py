@@ -161,7 +161,8 @@ class Timetable:
         delay_s = None
         try:
             delay_s = entry.work()
-        except Exception as error:
+        except BaseException as error:
+            # A panic of a library in Rust is no Exception.
             _log.error(events.JOB_FAILED, job=entry.name, reason=str(error), exc_info=error)
         with self._changed:
             self._end(entry.name)

@@ -90,6 +90,8 @@ class Fleet:
         self._found = Found()
         # What `_apply` has nothing to do for any more.
         self._applied: Found | None = None
+        # Whether all is shown of it, and no table is gone.
+        self._is_settled = False
         self._discovery_due_s = parts.clock.monotonic_s()
         # Handed over from another thread.
         self._changed: deque[Settings] = deque(maxlen=1)
@@ -116,13 +118,14 @@ class Fleet:
                 self._watch = Watch(self._parts.notifier(self._board), self._parts.clock, records, repeats_synced=True)
             if self._parts.clock.monotonic_s() >= self._discovery_due_s:
                 self._discover()
-            is_settled = self._applied is self._found
-            if not is_settled:
+            if self._applied is not self._found:
+                self._is_settled = False
                 self._apply()
             # Each table that runs has a row: mostly there are no others, and nothing is new.
-            if is_settled and not self._gone and self._parts.store.count_tables() == len(self._running):
+            if self._is_settled and self._parts.store.count_tables() == len(self._running):
                 return
             self._show_gone()
+            self._is_settled = self._applied is self._found and not self._gone
         share = self._parts.settings.share
         self._board.others = {table.name: share.owner_of(table.target) for table in self._found.others}
         missing = [table.name for table in self._found.tables if table.name not in self._running]
@@ -141,7 +144,7 @@ class Fleet:
                 if cycle and cycle.notice(read):
                     self._scheduler.wake(cycle.name)
             if self._watch:
-                self._watch.compare(records, self._board.find_status, {status.name for status in self._board.gone})
+                self._watch.compare(records, self._board.find_status, self._board.gone)
         wait_s = (thread_time() - began_s) / REQUESTS_SHARE_MAX
         return min(wait_s, REQUESTS_WAIT_MAX_S) if wait_s > REQUESTS_INTERVAL_S else None
 
@@ -253,9 +256,10 @@ class Fleet:
         vanished = vanished_by_pattern(parts.settings, gone, there)
         ids = {record.id for records in vanished.values() for record in records}
         gone = [remember_vanished(parts.store, record, now_ms) if record.id in ids else record for record in gone]
-        self._board.gone = [
-            gone_status(record, parts.store.count(record.id), now_ms, is_vanished=record.id in ids) for record in gone
-        ]
+        self._board.gone = {
+            record.name: gone_status(record, parts.store.count(record.id), now_ms, is_vanished=record.id in ids)
+            for record in gone
+        }
         # Only now, so that a table that is gone is shown at every moment.
         for name in self._board.names - {*self._running}:
             self._board.remove(name)

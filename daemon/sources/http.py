@@ -21,6 +21,8 @@ CONNECT_MAX_S = 10
 SILENCE_MAX_S = 10
 ANSWER_MAX_S = 60
 ANSWER_BYTES_MAX = 64 << 20
+# A connection keeps its last answer in memory: after a larger one it is closed.
+KEPT_BYTES_MAX = 1 << 20
 
 
 class Answer(NamedTuple):
@@ -64,7 +66,8 @@ class Connections:
             # Without the time that it took: the same fault has the same text, and is said once.
             raise kind(re.sub(r" after \d+ m(s|illiseconds.*)\b", "", curl.errstr())) from error
         answer = Answer(curl.getinfo(pycurl.RESPONSE_CODE), curl.getinfo(pycurl.RETRY_AFTER), data)
-        self._idle.append(curl)
+        if len(data) < KEPT_BYTES_MAX:
+            self._idle.append(curl)
         return answer
 
 

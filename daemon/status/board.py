@@ -69,8 +69,8 @@ class Board:
         self._rows: dict[str, _Row] = {}
         self.activity = Activity()
         self._troubles: dict[Topic, list[Unready]] = {}
-        # Tables that are no longer followed and were not forgotten.
-        self.gone: Sequence[TableStatus] = ()
+        # Tables that are no longer followed and were not forgotten, by name.
+        self.gone: Mapping[str, TableStatus] = {}
         self.share = share
         # Which share follows each of the tables that we do not follow, by name.
         self.others: Mapping[str, Share] = {}
@@ -146,13 +146,13 @@ class Board:
         followed = [self._status(table, seen) for table, seen in self._observed()]
         shown = {status.name for status in followed}
         with self._lock:
-            return [*followed, *(status for status in self.gone if status.name not in shown)]
+            return [*followed, *(status for name, status in self.gone.items() if name not in shown)]
 
     def find_status(self, name: str) -> TableStatus | None:
         with self._lock:
             row = self._rows.get(name)
             if row is None:
-                return next((status for status in self.gone if status.name == name), None)
+                return self.gone.get(name)
         return self._status(row.table, row.seen)
 
     def _status(self, table: TableSettings, seen: Observation) -> TableStatus:

@@ -64,7 +64,7 @@ class Watch:
         former, self._seen = self._seen, {}
         for record in records:
             before = self._seen[record.id] = former.get(record.id, _Seen())
-            if before.record == record and before.is_well and record.error is None and record.name not in gone:
+            if before.record == record and before.is_well and _is_well(record) and record.name not in gone:
                 continue
             status = find_status(record.name)
             if status is None:
@@ -72,6 +72,11 @@ class Watch:
             after = self._seen[record.id] = _look(status, record, before)
             for kind, text, hint in _changes(before, after, status):
                 self._notify(make_notice(kind, record, text, self._clock, hint))
+
+
+def _is_well(record: TableRecord) -> bool:
+    """Whether there is nothing to tell, also by a status that is still older than the row."""
+    return record.error is None and not (record.proof and record.proof.differences.counts)
 
 
 def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:

@@ -17,7 +17,7 @@ from pyiceberg.table.snapshots import Snapshot, ancestors_of
 from pyroaring import BitMap64
 
 from daemon.delta.bitmap_format import DVPlace
-from daemon.delta.commit_info import read_commit_info
+from daemon.delta.commit_info import CommitInfo, read_commit_info
 from daemon.delta.deletion_vector import FRAME_BYTES, SIZE_FIELD_BYTES, frame_bytes, read_position_sets
 from daemon.delta.log import DeltaLog
 from daemon.delta.position_set import as_bitmap, decode_positions
@@ -77,7 +77,6 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     committed as version 5. If the process is killed then and Spark commits s4, the log has a commit of s3: what s4
     deletes and s3 does not becomes version 6.
     """
-    started_ms = context.clock.now_ms()
     check_shape(table, context.settings)
     own, current = find_own(table), table.current_snapshot()
     marker, who = marker_at(table, own), foreign_commits(table)
@@ -112,23 +111,28 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
         told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
     else:
         _log.info(events.ROWS_DELETED, version=version, reason=told)
-        ended_ms = context.clock.now_ms()
-        run = SyncRun(record.id, ended_ms, 0, DELETED, version, version, message=told, operation="DELETE")
+        run = SyncRun(record.id, context.clock.now_ms(), 0, DELETED, version, version, message=told, operation="DELETE")
         _record(context, record, run)
-        lineage = Run(
-            record.name,
-            record.source,
-            record.target,
-            started_ms,
-            ended_ms,
-            version=version,
-            snapshot_id=current.snapshot_id,
-            location=table.location(),
-            catalog=catalog_place(context.properties),
-            deleted=Deleted(sum(map(len, rows.values())), who),
-        )
-        context.publish(lineage)
+        context.publish(_lineage_of(context, record, table, read_commit_info(log, version), version))
     return HandedOver(marker, told, _find_equal_vectors(context, deletes))
+
+
+def _lineage_of(context: TableContext, record: TableRecord, table: Table, info: CommitInfo, version: int) -> Run:
+    """Return what the commit says of itself: after a kill, it is sent again as it was."""
+    at_ms = info.timestamp if isinstance(info.timestamp, int) else context.clock.now_ms()
+    rows, snapshot_id = info.metric("numDeletedRows") or "", info.parameter(SNAPSHOT_ID)
+    return Run(
+        record.name,
+        record.source,
+        record.target,
+        at_ms,
+        at_ms,
+        version=version,
+        snapshot_id=int(snapshot_id) if snapshot_id else None,
+        location=table.location(),
+        catalog=catalog_place(context.properties),
+        deleted=Deleted(int(rows) if rows.isdecimal() else 0, info.parameter(COMMITS) or ""),
+    )
 
 
 def _find_taken(log: DeltaLog, after: int) -> dict[int, int]:

@@ -211,7 +211,8 @@ def load_shown(context: TableContext, record: TableRecord, table: Table, *, is_i
                 f". The setting `deletes` is {settings.deletes}, but the Delta table's commits must go through its "
                 "catalog, which dvsync cannot do: if this deleted rows, they are still in Delta"
             )
-            raise target_changed(context, table, what, first="Delete those rows with Delta. Then ")
+            first = "If rows were deleted, delete them with Delta first. Then "
+            raise target_changed(context, table, what, first=first)
         raise target_changed(context, table, what)
     check_shape(table, context.settings)
     if record.snapshot_id == current.snapshot_id and record.synced_version is not None and not put_back:
@@ -279,6 +280,6 @@ def target_changed(context: TableContext, table: Table, what: str, *, first: str
     return TargetChanged(
         f"the Iceberg table {context.settings.target} was changed by someone else: {what}",
         path=table.metadata_location,
-        hint=f"{first}`dvsync resync {name}` brings back Delta's state in one snapshot; on_foreign_commit: overwrite "
-        f"does so automatically.{way_back}",
+        hint=f"{first}`dvsync resync {name}` brings back Delta's state in one snapshot"
+        f"{'' if first else '; on_foreign_commit: overwrite does so automatically'}.{way_back}",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import sqlite3
 import threading
 import time
@@ -30,10 +31,6 @@ _POSTGRESQL_WRITE_LOCK = text("SELECT pg_advisory_xact_lock(hashtext('dvsync.wri
 # A process that is suspended inside a transaction must not block the others for ever.
 _POSTGRESQL_IDLE_MAX = text("SET LOCAL idle_in_transaction_session_timeout = '60s'")
 
-# Engines of files that were replaced. When the last connection is closed, by the garbage collector too, SQLite writes
-# what it had logged into the file: there, into another database.
-_NEVER_CLOSED: list[Engine] = []
-
 T = TypeVar("T")
 
 
@@ -56,6 +53,7 @@ class Database:
         # SQLite's write-ahead log: https://sqlite.org/wal.html.
         self._log = Path(f"{name}-wal") if is_file else None
         self._identity: tuple[int, int] | None = None
+        self._is_replaced = False
         # The write-ahead log that our connections hold open, once the first of them has written.
         self._log_identity: tuple[int, int] | None = None
         self._one_writer = threading.Lock()
@@ -116,7 +114,7 @@ class Database:
     def close(self) -> None:
         with suppress(StateUnavailable):
             self._check_file()
-        if self._engine not in _NEVER_CLOSED:
+        if not self._is_replaced:
             self._engine.dispose()
             self._log_identity = None
 
@@ -147,7 +145,11 @@ class Database:
         self._log_identity = self._log_identity or log
         # A copy that is put in the place of the contents leaves the file, but takes the log away.
         if found != self._identity or log != self._log_identity:
-            _NEVER_CLOSED.append(self._engine)
+            if not self._is_replaced:
+                self._is_replaced = True
+                # When the last connection is closed, SQLite writes what it had logged into the file: there, into
+                # another database. The interpreter's end would close it, too.
+                ctypes.pythonapi.Py_IncRef(ctypes.py_object(self._engine))
             raise DatabaseReplaced(f"the state database {self._name} was removed or replaced while dvsync was running")
 
     def _migrate(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import sqlite3
 import subprocess
 import sys
@@ -15,7 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from state.errors import DatabaseReplaced, LeaseLost, StateUnavailable
+from state.errors import LeaseLost, StateUnavailable
 from state.records import FileKind, FileStatus, Intent, Lease, OrphanReason, SyncRun, TableError
 from state.sql.database import REVISION
 from state.sql.models import METADATA
@@ -229,22 +228,38 @@ def test_locked_database(database_path: Path) -> None:
             verb()
 
 
+REPLACED = """
+import gc, sys
+from contextlib import suppress
+from pathlib import Path
+from state import DatabaseReplaced
+from state.sql.store import StateStore
+
+path, is_noticed = Path(sys.argv[1]), sys.argv[2] == "True"
+older = path.read_bytes()
+store = StateStore.open(f"sqlite:///{path}")
+store.open_table("orders", "s3://delta/orders", "sales.orders")
+path.write_bytes(older)
+for suffix in ("-wal", "-shm"):
+    path.with_name(f"{path.name}{suffix}").unlink()
+if is_noticed:
+    with suppress(DatabaseReplaced):
+        store.open_table("items", "s3://delta/items", "sales.items")
+        raise SystemExit("it was not noticed")
+store.close()
+del store
+gc.collect()
+"""
+
+
 @pytest.mark.parametrize("is_noticed", [True, False])
 def test_nothing_is_written_into_a_copy_in_the_place_of_the_database(database_path: Path, *, is_noticed: bool) -> None:
-    """SQLite writes its log into the file when the last connection is closed, and garbage collection closes it, too."""
+    """SQLite writes its log into the file when the last connection is closed: by garbage collection, too, and by the
+    interpreter's end.
+    """
     lay_database(database_path)
     older = database_path.read_bytes()
-    store = StateStore.open(f"sqlite:///{database_path}")
-    store.open_table("orders", "s3://delta/orders", "sales.orders")
-    database_path.write_bytes(older)
-    for suffix in ("-wal", "-shm"):
-        database_path.with_name(f"{database_path.name}{suffix}").unlink()
-    if is_noticed:
-        with pytest.raises(DatabaseReplaced):
-            store.open_table("items", "s3://delta/items", "sales.items")
-    store.close()
-    del store
-    gc.collect()
+    subprocess.run([sys.executable, "-c", REPLACED, database_path, str(is_noticed)], cwd=REPOSITORY, check=True)
     assert database_path.read_bytes() == older
 
 
