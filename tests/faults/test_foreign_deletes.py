@@ -522,7 +522,9 @@ def test_a_table_whose_catalog_manages_the_commits(tmp_path: Path) -> None:
         files = {*table.folder.rglob("*")}
         with pytest.raises(TargetChanged, match="is 50%, but the Delta table's commits must go through its") as raised:
             bench.sync()
-        assert (raised.value.hint or "").startswith("Delete those rows with Delta. Then `dvsync resync t`")
+        assert (raised.value.hint or "").startswith(
+            "If rows were deleted, delete them with Delta first. Then `dvsync resync t`"
+        )
         bench.sync(full=True)
         assert {*table.folder.rglob("*")} == files
         assert rows_of(bench.iceberg().scan().to_arrow()) == table.live_rows()
