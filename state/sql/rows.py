@@ -19,6 +19,7 @@ from state.sql.models import TABLES
 
 WRITE_BATCH_MAX = 2_000
 
+_FIELDS = TableRecord.__struct_fields__
 # The columns of a table that are JSON.
 _DECODERS = {
     "pause": msgspec.json.Decoder(Pause).decode,
@@ -27,11 +28,12 @@ _DECODERS = {
     "wait": msgspec.json.Decoder(Wait).decode,
     "entry": msgspec.json.Decoder(SourceEntry).decode,
 }
+_PLACES = [(_FIELDS.index(name), decode) for name, decode in _DECODERS.items()]
 decode_commits = msgspec.json.Decoder(tuple[CommitIdentity, ...]).decode
 # Statements of every sync are built once: building one takes longer than executing it.
-TABLE_RECORDS = select(*TABLES.c[TableRecord.__struct_fields__])
+TABLE_RECORDS = select(*TABLES.c[_FIELDS])
 _TABLE_BY_ID = TABLE_RECORDS.where(TABLES.c.id == bindparam("table_id"))
-_TABLE_AND_COMMITS = select(TABLES).where(TABLES.c.id == bindparam("table_id"))
+_TABLE_AND_COMMITS = select(*TABLES.c[(*_FIELDS, "recent_commits")]).where(TABLES.c.id == bindparam("table_id"))
 _TABLE_IS_THERE = select(TABLES.c.id).where(TABLES.c.id == bindparam("table_id"))
 
 
@@ -66,12 +68,12 @@ class Transactions:
 
 
 def table_record(row: Row[Any]) -> TableRecord:
-    found = row._mapping
-    columns = {name: found[name] for name in TableRecord.__struct_fields__}
-    for name, decode in _DECODERS.items():
-        if columns[name] is not None:
-            columns[name] = decode(columns[name])
-    return TableRecord(**columns)
+    """The first columns are those of TABLE_RECORDS."""
+    values = [*row[: len(_FIELDS)]]
+    for place, decode in _PLACES:
+        if values[place] is not None:
+            values[place] = decode(values[place])
+    return TableRecord(*values)
 
 
 def load_table(connection: Connection, table_id: int) -> TableRecord:

@@ -21,6 +21,23 @@ from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FIL
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
 _TABLE_AT = TABLE_RECORDS.where(*(TABLES.c[key] == bindparam(key) for key in ("name", "source", "target")))
+_SUMS = select(
+    func.count(),
+    func.sum(DATA_FILES.c.record_count),
+    func.sum(DATA_FILES.c.dv_cardinality),
+    func.sum(DATA_FILES.c.size_bytes),
+).where(DATA_FILES.c.table_id == bindparam("table_id"))
+_BY_STATUS = [
+    select(kind_of(rows), rows.c.status, func.count(), func.sum(rows.c.size_bytes), func.min(rows.c.since_ms))
+    .where(rows.c.table_id == bindparam("table_id"))
+    .group_by(rows.c.status, *([rows.c.kind] if rows is METADATA_FILES else []))
+    for rows in WRITTEN_ROWS
+]
+_MIRRORS_BY_REASON = (
+    select(MIRRORS.c.kind, MIRRORS.c.why, func.count(), func.sum(MIRRORS.c.size_bytes))
+    .where(MIRRORS.c.table_id == bindparam("table_id"), MIRRORS.c.status == FileStatus.LIVE)
+    .group_by(MIRRORS.c.kind, MIRRORS.c.why)
+)
 _TABLES_COUNT = select(func.count()).select_from(TABLES)
 
 
@@ -102,27 +119,12 @@ class TableStore(Transactions):
         self._change(table_id, resync_wanted=wanted)
 
     def count(self, table_id: int) -> TableCounts:
-        files = DATA_FILES.c
-        sums = select(
-            func.count(), func.sum(files.record_count), func.sum(files.dv_cardinality), func.sum(files.size_bytes)
-        )
-        by_status = [
-            select(kind_of(rows), rows.c.status, func.count(), func.sum(rows.c.size_bytes), func.min(rows.c.since_ms))
-            .where(rows.c.table_id == table_id)
-            .group_by(rows.c.status, *([rows.c.kind] if rows is METADATA_FILES else []))
-            for rows in WRITTEN_ROWS
-        ]
-        shown = MIRRORS.c
-        by_reason = (
-            select(shown.kind, shown.why, func.count(), func.sum(shown.size_bytes))
-            .where(shown.table_id == table_id, shown.status == FileStatus.LIVE)
-            .group_by(shown.kind, shown.why)
-        )
+        of_table = {"table_id": table_id}
         with self._read(table_id) as connection:
-            data_files, rows, deleted, size_bytes = connection.execute(sums.where(files.table_id == table_id)).one()
-            written = [row for statement in by_status for row in sorted(connection.execute(statement))]
+            data_files, rows, deleted, size_bytes = connection.execute(_SUMS, of_table).one()
+            written = [row for statement in _BY_STATUS for row in sorted(connection.execute(statement, of_table))]
             has_mirrors = any((kind, status) == (FileKind.MIRROR, FileStatus.LIVE) for kind, status, *_ in written)
-            mirrors = connection.execute(by_reason).all() if has_mirrors else ()
+            mirrors = connection.execute(_MIRRORS_BY_REASON, of_table).all() if has_mirrors else ()
         # A sum over no rows is None, and some databases add integers up to a decimal.
         return TableCounts(
             live_data_files=data_files,
