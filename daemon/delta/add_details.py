@@ -75,8 +75,7 @@ def _newest_first(log: DeltaLog, segment: LogSegment, paths: set[str]) -> Iterat
         if file.is_compacted:
             # As for `replay`, it only saves requests.
             with suppress(CorruptInput, ObjectMissing):
-                name = f"{file.from_version:020d}.{file.to_version:020d}.compacted.json"
-                if adds := [*_of_lines(log, f"{log.folder}/{name}")]:
+                if adds := [*_of_lines(log, log.compacted_path(file.from_version, file.to_version))]:
                     yield from adds
                     continue
         for version in range(file.to_version, file.from_version - 1, -1):

@@ -72,6 +72,9 @@ class DeltaLog:
     def commit_path(self, version: int) -> str:
         return f"{self.folder}/{version:020d}.json"
 
+    def compacted_path(self, from_version: int, to_version: int) -> str:
+        return f"{self.folder}/{from_version:020d}.{to_version:020d}.compacted.json"
+
     def has_version(self, version: int) -> bool:
         """Return whether the commit file of `version` exists. One request."""
         return self.storage.exists(self.commit_path(version))
@@ -164,7 +167,7 @@ class DeltaLog:
         Returns None if the file is gone or invalid; the caller then reads the commits, which have the same content.
         PROTOCOL.md, "Log Compaction Files".
         """
-        path = f"{self.folder}/{from_version:020d}.{to_version:020d}.compacted.json"
+        path = self.compacted_path(from_version, to_version)
         try:
             meta, blocks = self.storage.read_blocks(path)
             file = CommitReader(to_version, path, blocks, size_max=sys.maxsize)

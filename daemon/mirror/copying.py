@@ -113,14 +113,14 @@ def is_copied_by_store(
     """
     if is_local(path) and is_local(mirror):
         return True
-    is_one_store = _is_one_store(path, size_bytes, mirror, source, target_properties)
-    return is_one_store and _has_access(_s3_place(mirror)[0], frozenset(target_properties.items()))
+    may_s3_copy = _may_s3_copy(path, size_bytes, mirror, source, target_properties)
+    return may_s3_copy and _has_access(_s3_place(mirror)[0], frozenset(target_properties.items()))
 
 
-def _is_one_store(
+def _may_s3_copy(
     path: str, size_bytes: int, mirror: str, source: Mapping[str, str], target_properties: Mapping[str, str]
 ) -> bool:
-    """Whether S3 could copy a file's first bytes by itself."""
+    """Whether both are in one store of S3, and the bytes are enough for a part, so that it can copy them by itself."""
     is_on_s3 = bool(_s3_place(path)[0] and _s3_place(mirror)[0])
     is_same = all(source.get(name) == target_properties.get(name) for name in PLACE_KEYS)
     return is_on_s3 and is_same and size_bytes >= PART_BYTES_MIN
@@ -186,7 +186,7 @@ def _write_whole(file: int, data: bytes) -> None:
 
 def _copy_on_s3(copy: MirrorCopy, source: FileIOStorage, target_properties: Mapping[str, str]) -> bool:
     """Return whether S3 made the mirror. False if the bytes must be streamed."""
-    if not _is_one_store(copy.path, copy.size_bytes, copy.mirror, source.properties, target_properties):
+    if not _may_s3_copy(copy.path, copy.size_bytes, copy.mirror, source.properties, target_properties):
         return False
     bucket, key = _s3_place(copy.mirror)
     try:

@@ -51,8 +51,7 @@ class Watch:
         for record in records:
             status = table_status(record, Observation(record), clock.now_ms())
             seen = _look(status, record, _Seen())
-            location = None if repeats_synced else seen.metadata_location
-            self._seen[record.id] = replace(seen, metadata_location=location, record=None)
+            self._seen[record.id] = replace(seen, metadata_location=None) if repeats_synced else seen
 
     def compare(
         self, records: Iterable[TableRecord], find_status: Callable[[str], TableStatus | None], gone: Container[str]
@@ -69,7 +68,7 @@ class Watch:
             status = find_status(record.name)
             if status is None:
                 continue
-            after = self._seen[record.id] = _look(status, record, before)
+            after = self._seen[record.id] = replace(_look(status, record, before), record=record)
             for kind, text, hint in _changes(before, after, status):
                 self._notify(make_notice(kind, record, text, self._clock, hint))
 
@@ -90,7 +89,7 @@ def _look(status: TableStatus, record: TableRecord, before: _Seen) -> _Seen:
     is_wrong = not status.proof.is_right if status.proof else before.is_wrong
     # Without a snapshot id, the state store has recorded a part of a first sync.
     location = before.metadata_location if record.snapshot_id is None else record.metadata_location
-    return _Seen(trouble, is_wrong, location, record)
+    return _Seen(trouble, is_wrong, location)
 
 
 def _changes(before: _Seen, after: _Seen, status: TableStatus) -> Iterable[tuple[NoticeKind, str, str | None]]:

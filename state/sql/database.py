@@ -53,9 +53,9 @@ class Database:
         # SQLite's write-ahead log: https://sqlite.org/wal.html.
         self._log = Path(f"{name}-wal") if is_file else None
         self._identity: tuple[int, int] | None = None
-        self._is_replaced = False
         # The write-ahead log that our connections hold open, once the first of them has written.
         self._log_identity: tuple[int, int] | None = None
+        self._is_replaced = False
         self._one_writer = threading.Lock()
         self._writes = 0
         self._before_write: Callable[[Connection], None] = lambda _: None

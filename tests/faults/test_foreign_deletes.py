@@ -28,7 +28,7 @@ from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.iceberg.references import live_entries
 from daemon.iceberg.row_delta import RowDelta
 from daemon.maintenance.maintainer import Maintainer
-from daemon.notices.notice import Notice
+from daemon.notices.notice import Notice, Run
 from daemon.sync import follower, foreign_deletes
 from daemon.sync.follower import Follower
 from state import LeaseLost
@@ -247,23 +247,32 @@ def test_killed_in_between(both: Both, monkeypatch: pytest.MonkeyPatch, after: s
 
 
 def test_told_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after that, a sync does not tell it again."""
+    """Killed after that, a sync does not tell it again, and its lineage is the same."""
+    published: list[Run] = []
+
+    def listen() -> None:
+        both.bench.follower = Follower(replace(both.bench.context, publish=published.append))
 
     def killed(*_: Any) -> Any:
         raise KeyboardInterrupt
 
-    both.delete({both.a: [0]})
+    both.delta.commit(both.delta.delete({both.a: [1]}), operation="DELETE")
+    both.delete({both.a: [0, 1]})
+    listen()
     with monkeypatch.context() as patch:
         patch.setattr(follower, "rebuild", killed)
         with pytest.raises(KeyboardInterrupt):
             both.bench.sync()
     both.bench.reopen()
+    listen()
     both.bench.sync()
-    expect(both.delta, {both.a: [0]})
+    expect(both.delta, {both.a: [0, 1]})
     both.check()
     record = both.bench.context.find_record()
     assert record is not None
     assert [run.outcome for run in both.bench.store.list_runs(record.id, runs_max=9)] == ["deleted"]
+    first, again = (run for run in published if run.deleted)
+    assert first == again and first.deleted and first.deleted.rows == 1, "the other one had Delta deleted already"
 
 
 def test_what_is_refused(both: Both) -> None:

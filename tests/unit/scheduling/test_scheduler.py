@@ -1145,21 +1145,22 @@ def test_a_jump_of_the_clock_leaves_the_rounds_their_time(bench):
     assert times()["orders/maintenance"] <= datetime.now(UTC) + timedelta(days=7)
 
 
-def test_work_that_fails_is_logged_and_runs_again():
-    """At its next interval; the polls go on."""
+@pytest.mark.parametrize("fault", [ZeroDivisionError, type("PanicException", (BaseException,), {})])
+def test_work_that_fails_is_logged_and_runs_again(fault):
+    """At its next interval; the polls go on. A panic of a library in Rust is no Exception."""
     running, runs = Running("a"), []
 
     def work() -> None:
         runs.append(time.monotonic())
         if len(runs) == 1:
-            raise ZeroDivisionError("a bug")
+            raise fault("a bug")
 
     running.scheduler.every("/failing", 0.05, work)
     with capture_logs() as logs, running:
         until(lambda: len(runs) >= 3)
         until(lambda: running.states()["a"] is SyncState.SYNCED)
     (line,) = (line for line in logs if line["event"] == "job.failed")
-    assert (line["job"], type(line["exc_info"])) == ("/failing", ZeroDivisionError)
+    assert (line["job"], type(line["exc_info"])) == ("/failing", fault)
 
 
 def test_maintenance_runs_beside_the_polls_and_ends_with_them():
