@@ -9,7 +9,7 @@ import typer
 
 from daemon.cli.changes import DryRun
 from daemon.cli.invocation import ConfigPath, TableName, load_both, reported_errors, say, who
-from daemon.config.settings import TableSettings
+from daemon.config.settings import NoticeKind, TableSettings
 from daemon.errors import ConfigInvalid, Unsupported
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def delete(
     from daemon.clock import SystemClock  # noqa: PLC0415
     from daemon.delta.log import DeltaLog  # noqa: PLC0415
     from daemon.delta_writer.deletion import delete_from  # noqa: PLC0415
-    from daemon.notices.notice import Deleted, Run, events_of  # noqa: PLC0415
+    from daemon.notices.notice import Deleted, Run, events_of, make_notice  # noqa: PLC0415
     from daemon.notices.outbox import COMMAND_END_MAX_S, Outbox  # noqa: PLC0415
     from daemon.observe import log as events  # noqa: PLC0415
     from daemon.sources.finder import open_storage  # noqa: PLC0415
@@ -80,7 +80,9 @@ def delete(
                 log: structlog.stdlib.BoundLogger = structlog.get_logger(__name__)
                 log.info(events.ROWS_DELETED, table=chosen.name, version=done.version, rows=done.deleted_rows, by=who())
                 # Without the predicate, which may have what has to go: Delta's history has it.
+                told = f"{told}, by {who()}"
                 ended_ms, outbox = clock.now_ms(), Outbox(settings, clock)
+                outbox.put(make_notice(NoticeKind.ROWS_DELETED, record, told, clock))
                 lineage = Run(
                     chosen.name,
                     chosen.source,
@@ -99,7 +101,7 @@ def delete(
                     "deleted",
                     done.version,
                     done.version,
-                    message=f"{told}, by {who()}",
+                    message=told,
                     operation="DELETE",
                 )
                 try:

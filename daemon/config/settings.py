@@ -321,6 +321,7 @@ class NoticeKind(StrEnum):
     GONE = "gone"
     SCHEMA_CHANGED = "schema_changed"
     TARGET_CHANGED = "target_changed"
+    ROWS_DELETED = "rows_deleted"
     SOURCE_REPLACED = "source_replaced"
     PROOF_FAILED = "proof_failed"
     SYNCED = "synced"

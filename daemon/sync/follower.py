@@ -219,7 +219,7 @@ class Follower:
             shown, result = self._show_state(shown)
         except (StateMismatch, AccountMismatch) as mismatch:
             shown, result = self._replace(shown.record, table, str(mismatch))
-        context.notify(make_notice(NoticeKind.TARGET_CHANGED, shown.record, handled.told, context.clock))
+        context.notify(make_notice(handled.kind, shown.record, handled.told, context.clock))
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"
         return shown, replace(result, more=context.log.has_version(version + 1))

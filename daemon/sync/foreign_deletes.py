@@ -16,6 +16,7 @@ from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot, ancestors_of
 from pyroaring import BitMap64
 
+from daemon.config.settings import NoticeKind
 from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.commit_info import CommitInfo, read_commit_info
 from daemon.delta.deletion_vector import FRAME_BYTES, SIZE_FIELD_BYTES, frame_bytes, read_position_sets
@@ -56,7 +57,7 @@ Rows = dict[str, BitMap64]
 
 @dataclass(frozen=True)
 class HandedOver:
-    """What became of the deletes; `told` says it to people.
+    """What became of the deletes; `told` says it to people, as the notice `kind`.
 
     `marker` is that of dvsync's last snapshot. `vectors` are Delta's newest vectors of those data files of which the
     Iceberg table shows exactly these rows as deleted. There are none if Delta did not get the deletes.
@@ -64,6 +65,7 @@ class HandedOver:
 
     marker: Marker
     told: str
+    kind: NoticeKind = NoticeKind.TARGET_CHANGED
     vectors: Mapping[str, DeletionVectorDescriptor] = field(default_factory=dict)
 
 
@@ -106,15 +108,16 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
             _record(context, record, SyncRun(record.id, context.clock.now_ms(), 0, REJECTED, message=told))
             return HandedOver(marker, told)
         version = version if done.version is None else done.version
-    told = f"{_told(rows)} in Iceberg, in Delta by version {version}: {who}"
+    told, kind = f"{_told(rows)} in Iceberg, in Delta by version {version}: {who}", NoticeKind.ROWS_DELETED
     if version is None:
         told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
+        kind = NoticeKind.TARGET_CHANGED
     else:
         _log.info(events.ROWS_DELETED, version=version, reason=told)
         run = SyncRun(record.id, context.clock.now_ms(), 0, DELETED, version, version, message=told, operation="DELETE")
         _record(context, record, run)
         context.publish(_lineage_of(context, record, table, read_commit_info(log, version), version))
-    return HandedOver(marker, told, _find_equal_vectors(context, deletes))
+    return HandedOver(marker, told, kind, _find_equal_vectors(context, deletes))
 
 
 def _lineage_of(context: TableContext, record: TableRecord, table: Table, info: CommitInfo, version: int) -> Run:

@@ -22,6 +22,7 @@ catalogs: {{local: {{type: sql, uri: "sqlite:///{folder}/catalog.db", warehouse:
 state: {{url: "sqlite:///{folder}/state.db"}}
 defaults: {{engine: local}}
 tables: [{{source: "{folder}/t", target: db.t, deletes: {allowed}}}]
+hooks: [{{command: [tee, "{folder}/notice.json"], events: [rows_deleted]}}]
 """
 
 
@@ -40,7 +41,7 @@ def command(table: HandmadeTable, *words: str, allowed: str = "command") -> Comp
 
 
 def test_a_deletion(table: HandmadeTable) -> None:
-    """First dry, then done; both histories know it, without the predicate in ours; then nothing is left to do."""
+    """First dry, then done; who audits hears of it, without the predicate; then nothing is left to do."""
     assert command(table, "sync").returncode == 0
     words = ("delete", "db.t", "--where", "id IN (7, 8) OR id >= 200")
     dry = command(table, *words, "--dry-run")
@@ -57,6 +58,9 @@ def test_a_deletion(table: HandmadeTable) -> None:
     history = command(table, "history", "db.t").stdout.splitlines()
     assert "deleted, version 2 (DELETE)" in history[0]
     assert f", by {info['commitInfo']['userName']}" in history[0]
+    notice = json.loads((table.folder.parent / "notice.json").read_text())
+    assert notice["event"] == "rows_deleted"
+    assert history[0].endswith(notice["text"].removeprefix("db.t:"))
     assert "IN (7" not in history[0]
     assert "nothing was written" in command(table, *words).stdout
     synced = command(table, "sync")

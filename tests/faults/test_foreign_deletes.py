@@ -18,6 +18,7 @@ import pytest
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
 from pyiceberg.types import StringType
 
+from daemon.config.settings import NoticeKind
 from daemon.delta.commit_info import read_commit_info
 from daemon.delta_writer import vectors
 from daemon.doctor.diagnosis import diagnose
@@ -179,6 +180,7 @@ def test_files_that_delta_rewrote(both: Both) -> None:
     both.bench.sync()
     both.check()
     (notice,) = notices
+    assert notice.event is NoticeKind.TARGET_CHANGED
     assert "3 rows of 2 data files deleted in Iceberg are back" in notice.text
     assert "version 2 (OPTIMIZE), and the table does not track rows" in notice.text
     # RESTORE brings the file back before dvsync looks: the rows are where they were.
@@ -249,9 +251,11 @@ def test_killed_in_between(both: Both, monkeypatch: pytest.MonkeyPatch, after: s
 def test_told_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     """Killed after that, a sync does not tell it again, and its lineage is the same."""
     published: list[Run] = []
+    notices: list[Notice] = []
 
     def listen() -> None:
-        both.bench.follower = Follower(replace(both.bench.context, publish=published.append))
+        context = replace(both.bench.context, publish=published.append, notify=notices.append)
+        both.bench.follower = Follower(context)
 
     def killed(*_: Any) -> Any:
         raise KeyboardInterrupt
@@ -271,6 +275,8 @@ def test_told_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
     record = both.bench.context.find_record()
     assert record is not None
     assert [run.outcome for run in both.bench.store.list_runs(record.id, runs_max=9)] == ["deleted"]
+    (notice,) = notices
+    assert notice.event is NoticeKind.ROWS_DELETED and "in Delta by version 3: " in notice.text
     first, again = (run for run in published if run.deleted)
     assert first == again and first.deleted and first.deleted.rows == 1, "the other one had Delta deleted already"
 
