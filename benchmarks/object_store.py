@@ -24,7 +24,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from benchmarks.commit_latency import DATA_FILES, ROWS, delete_one_row_each
 from benchmarks.report import conditions, parser, percentile, print_report
-from daemon.store.object_store import find_s3_object
+from daemon.store.object_store import find_object
 from daemon.store.storage import map_files
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.servers import accepts, free_port, wait_until
@@ -123,13 +123,13 @@ def send(table: HandmadeTable, options: dict[str, str], name: str) -> None:
 
 
 def get(options: dict[str, str], key: str) -> None:
-    found = find_s3_object(options, f"s3://{BUCKET}/{key}", lambda: PyArrowFileIO(options))
+    found = find_object(options, f"s3://{BUCKET}/{key}", lambda: PyArrowFileIO(options))
     assert found
     found.read()
 
 
 def put(options: dict[str, str], key: str, data: bytes = SMALL) -> None:
-    found = find_s3_object(options, f"s3://{BUCKET}/{key}", lambda: PyArrowFileIO(options))
+    found = find_object(options, f"s3://{BUCKET}/{key}", lambda: PyArrowFileIO(options))
     assert found
     with found.open_writer() as file:
         file.write(data)

@@ -10,7 +10,7 @@ import pyarrow as pa
 from pyiceberg.io import FileIO
 
 from daemon.errors import CorruptInput, ObjectStoreAway
-from daemon.iceberg.pyiceberg_ext.file_io import S3Output
+from daemon.iceberg.pyiceberg_ext.file_io import StoredOutput
 from daemon.store.durable import place_to_write, put_in_place
 
 
@@ -57,7 +57,7 @@ class DeleteFileWriter:
         """Forget an unfinished file. If the store fails, the file is left behind under its name."""
         if self._finished:
             return
-        if isinstance(self._stream, S3Output):
+        if isinstance(self._stream, StoredOutput):
             with suppress(OSError):
                 self._stream.discard()
             return

@@ -18,7 +18,7 @@ from pyiceberg.io import OutputStream
 
 from daemon.errors import CorruptInput, SyncError
 from daemon.iceberg.delete_file_writer import DeleteFileWriter
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.store import s3_parts
 from daemon.store.durable import is_local, local_path, place_to_write, put_in_place
 from daemon.store.locations import Span, file_missing, store_away
@@ -75,7 +75,7 @@ def remove_uploads(mirror: str, target_properties: Mapping[str, str]) -> None:
 def open_mirror(mirror: str, target_properties: Mapping[str, str]) -> MirrorWriter:
     # Local files are written in large blocks anyway: PyIceberg's buffer would only copy them.
     properties = {**target_properties, BUFFER_SIZE: "0"} if is_local(mirror) else dict(target_properties)
-    return MirrorWriter(S3FileIO(properties), mirror, at_once=True)
+    return MirrorWriter(StoreFileIO(properties), mirror, at_once=True)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pyiceberg.manifest import ManifestContent, ManifestEntryStatus, ManifestFil
 
 from daemon.delta.actions import AddFile
 from daemon.iceberg.manifests import MANIFEST_ENTRIES_MAX, ManifestHeader, end_of_row_ids, write_manifest
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.iceberg.pyiceberg_ext.records import entry_record
 from daemon.pipeline.inspection import Inspector
 from daemon.store.durable import force_to_disk
@@ -85,7 +85,7 @@ class ManifestTask:
             data_file = data_file_of(add, inspection.metrics[add.path], self.table, self.table.spec_id, partition)
             entries.append(entry_record(ManifestEntryStatus.ADDED, data_file, snapshot_id=self.snapshot_id))
         manifest = write_manifest(
-            S3FileIO(dict(self.target_properties)),
+            StoreFileIO(dict(self.target_properties)),
             manifest_path,
             ManifestHeader(ManifestContent.DATA, self.table.schema, self.table.spec, self.format_version),
             entries,

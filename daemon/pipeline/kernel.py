@@ -23,7 +23,7 @@ from daemon.errors import CorruptInput
 from daemon.iceberg.delete_file_writer import damaged_deletes
 from daemon.iceberg.position_deletes import PositionDeleteFile, PositionDeleteWriter
 from daemon.iceberg.puffin import PuffinWriter
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.store.durable import force_to_disk, is_local
 from daemon.store.recent import Recent
 from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage
@@ -60,7 +60,7 @@ def translate(
     another run may be at work, or its files in use. Raises SyncError; the unfinished file is then removed if possible,
     and files that were finished stay.
     """
-    target = S3FileIO(dict(storage.properties if target_properties is None else target_properties))
+    target = StoreFileIO(dict(storage.properties if target_properties is None else target_properties))
     with _Outputs(storage, target, table_location, at_once=at_once) as outputs:
         changes = ((task, change) for task in tasks for change in task.changes)
         for some in divided(
@@ -189,7 +189,7 @@ def rewrite_delete_file(rewrite: Rewrite, properties: Mapping[str, str]) -> Posi
     """
     with (
         FileIOStorage(properties).open_input(rewrite.old.path) as source,
-        PositionDeleteWriter(S3FileIO(dict(properties)), rewrite.output_path) as writer,
+        PositionDeleteWriter(StoreFileIO(dict(properties)), rewrite.output_path) as writer,
     ):
         parquet = pq.ParquetFile(source)
         for group in range(parquet.num_row_groups):

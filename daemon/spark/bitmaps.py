@@ -19,7 +19,7 @@ from daemon.delta.bitmap_format import DVPlace
 from daemon.delta.deletion_vector import FIRST_DV_OFFSET, FRAME_BYTES, DvFile, read_position_sets
 from daemon.delta.position_set import as_bitmap, decode_positions, encode_positions
 from daemon.errors import CorruptInput
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.spark.answers import Answers, run_on_spark
 from daemon.store.durable import force_to_disk
 from daemon.store.locations import store_away
@@ -140,7 +140,7 @@ class _WriteTask:
 
     def _write(self, output: DvFile) -> None:
         try:
-            with S3FileIO(self.properties).new_output(output.path).create() as stream:
+            with StoreFileIO(self.properties).new_output(output.path).create() as stream:
                 stream.write(bytes(output.data))
         except OSError as error:
             raise store_away(output.path, error) from error

@@ -1,6 +1,7 @@
-"""Files on S3, with one request for each read, check and write.
+"""Files on S3 and ADLS, with one request for each read, check and write.
 
-Arrow's client asks for a file's size before each read. This one, obstore's, learns the size from the answer.
+Arrow's client asks for a file's size before each read. This one, obstore's, learns the size from the answer. On ADLS,
+Arrow takes `container@account.dfs.core.windows.net`, as everybody spells it, for the container's name.
 """
 
 from __future__ import annotations
@@ -18,24 +19,43 @@ from daemon.store.places import BLOCK_BYTES, ArrowPlace, Source
 
 if TYPE_CHECKING:
     from obstore import GetOptions, WritableFile
-    from obstore.store import ClientConfig, RetryConfig, S3Config, S3CredentialProvider, S3Store
+    from obstore.store import (
+        AzureConfig,
+        AzureStore,
+        ClientConfig,
+        GCSCredentialProvider,
+        GCSStore,
+        ObjectStore,
+        RetryConfig,
+        S3Config,
+        S3CredentialProvider,
+        S3Store,
+    )
     from pyiceberg.io.pyarrow import PyArrowFileIO
 
 # Without any answer for so long, a request fails. A request with a long answer may take longer in all.
 SILENCE_MAX: Final = timedelta(seconds=30)
 REQUEST_MAX: Final = timedelta(minutes=10)
 
+# As many attempts as Arrow's client makes.
+RETRIES: Final[RetryConfig] = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}
+
+# Of ranges that begin at the end of a file, or beyond it: S3's words, and obstore's for Azure.
+BEYOND_END: Final = ("416 Range Not Satisfiable", "Wanted range starting at")
+AZURE_SCHEMES: Final = ("abfs", "abfss", "wasb", "wasbs")
+ACCOUNT_VARIABLE: Final = "AZURE_STORAGE_ACCOUNT_NAME"
+
 # What only Arrow's client can do, and regions whose hosts obstore names wrongly.
 _OTHER_PARTITIONS: Final = ("cn-", "us-iso", "eu-iso", "eusc-")
 _ARROW_ONLY: Final = ("s3.role-arn", "client.role-arn", "s3.retry-strategy-impl")
 
 
-class S3Object(ArrowPlace):
+class StoredObject(ArrowPlace):
     """One file or folder on S3. Arrow lists it, and removes files of a store without DeleteObjects."""
 
     appears_whole = True
 
-    def __init__(self, store: S3Store, key: str, path: str, open_io: Callable[[], PyArrowFileIO]) -> None:
+    def __init__(self, store: ObjectStore, key: str, path: str, open_io: Callable[[], PyArrowFileIO]) -> None:
         super().__init__(path, open_io)
         self.store = store
         self.key = key
@@ -85,8 +105,8 @@ class S3Object(ArrowPlace):
 
         return obstore.open_writer(self.store, self.key, buffer_size=BLOCK_BYTES)
 
-    def _meta(self, found: Any) -> FileMeta:
-        return FileMeta(self.path, found["size"], int(found["last_modified"].timestamp() * 1000))
+    def _meta(self, found: Any, path: str | None = None) -> FileMeta:
+        return FileMeta(path or self.path, found["size"], int(found["last_modified"].timestamp() * 1000))
 
     def _get(self, options: GetOptions | None = None) -> tuple[FileMeta, bytes]:
         with as_os_errors():
@@ -103,8 +123,7 @@ class S3Object(ArrowPlace):
             if "non-partial response" in str(error):
                 # Stores and proxies may answer with the whole object (RFC 9110, 14.2).
                 meta, data = self._cut(part)
-            elif "416 Range Not Satisfiable" in str(error):
-                # S3 refuses a range that begins at the end of the file, or beyond it.
+            elif any(words in str(error) for words in BEYOND_END):
                 meta, data = self.find(), b""
             else:
                 raise
@@ -127,8 +146,50 @@ class S3Object(ArrowPlace):
         return meta, bytes(data)
 
 
-def delete_together(objects: Sequence[S3Object]) -> bool:
+class AzureObject(StoredObject):
+    """One file or folder on ADLS, by the API of Azure's blob storage."""
+
+    def read_tail(self, size: int) -> tuple[FileMeta, bytes]:
+        # Azure has no such request.
+        size_bytes = self.find().size
+        start = max(0, size_bytes - size)
+        return self._get_span(Span(start, size_bytes - start))
+
+    def delete(self) -> None:
+        with as_os_errors():
+            self.store.delete(self.key)
+
+    def entries(self, *, allow_not_found: bool) -> dict[str, FileMeta | None]:
+        import obstore  # noqa: PLC0415 - most processes use no object store
+
+        with as_os_errors():
+            found = obstore.list_with_delimiter(self.store, self.key)
+        entries: dict[str, FileMeta | None] = {_name(prefix): None for prefix in found["common_prefixes"]}
+        for each in found["objects"]:
+            name = _name(each["path"])
+            entries[name] = self._meta(each, f"{self.path}/{name}")
+        if not entries and not allow_not_found:
+            raise FileNotFoundError(self.path)
+        return entries
+
+    def below(self) -> Iterator[FileMeta]:
+        import obstore  # noqa: PLC0415 - most processes use no object store
+
+        with as_os_errors():
+            chunks = list(obstore.list(self.store, self.key))
+        files = (each for chunk in chunks for each in chunk)
+        return (self._meta(each, f"{self.path}{each['path'].removeprefix(self.key)}") for each in files)
+
+
+def _name(key: str) -> str:
+    return key.rstrip("/").rpartition("/")[2]
+
+
+def delete_together(objects: Sequence[StoredObject]) -> bool:
     """Remove files of one bucket, which may be missing, by one request. False if the store has no DeleteObjects."""
+    if isinstance(objects[0], AzureObject):
+        # Azure's batch stops at a file that is missing.
+        return False
     try:
         with as_os_errors():
             objects[0].store.delete([each.key for each in objects])
@@ -139,21 +200,23 @@ def delete_together(objects: Sequence[S3Object]) -> bool:
     return True
 
 
-def find_s3_object(
+def find_object(
     properties: Mapping[str, str], location: str, open_io: Callable[[], PyArrowFileIO]
-) -> S3Object | None:
+) -> StoredObject | None:
     """Return the file at `location`; None if Arrow's client must be used: on other stores, and see `_opened`.
 
-    Raises OSError if AWS does not say the region of the bucket.
+    Raises OSError if AWS does not say the region of the bucket, and for properties that contradict each other.
     """
     scheme, _, rest = location.partition("://")
     bucket, _, key = rest.partition("/")
+    if scheme in AZURE_SCHEMES:
+        return AzureObject(_opened_azure(bucket, frozenset(properties.items())), key, location, open_io)
     # obstore refuses such keys, and S3 takes them.
     is_odd = any(part in ("", ".", "..") for part in key.split("/")) or not key.isprintable()
     if scheme not in ("s3", "s3a", "s3n") or is_odd:
         return None
     store = _opened(bucket, frozenset(properties.items()))
-    return S3Object(store, key, location, open_io) if store else None
+    return StoredObject(store, key, location, open_io) if store else None
 
 
 # One client for each bucket and configuration: all tables share its connections, but for those with credentials of
@@ -175,22 +238,81 @@ def _opened(bucket: str, frozen: frozenset[tuple[str, str]]) -> S3Store | None:
     config["region"] = region = _region(bucket, properties)
     if not endpoint and region.startswith(_OTHER_PARTITIONS):
         return None
-    # Plain HTTP is used only for an endpoint that says so.
-    client: ClientConfig = {"allow_http": True, "timeout": REQUEST_MAX}
+    client = _client()
     if "s3.proxy-uri" in properties:
         client["proxy_url"] = properties["s3.proxy-uri"]
-    # As many attempts as Arrow's client makes.
-    retries: RetryConfig = {"max_retries": 2, "retry_timeout": timedelta(seconds=60)}
     # From a provider: in obstore's configuration, the environment would complete them.
     own: Any = {"access_key_id": key, "secret_access_key": secret, "token": token, "expires_at": None}
     provider: S3CredentialProvider | None = (lambda: own) if key else None
     with as_os_errors():
-        client["read_timeout"] = timedelta(seconds=float(properties.get("s3.request-timeout", 0))) or SILENCE_MAX
+        if timeout := float(properties.get("s3.request-timeout", 0)):
+            client["read_timeout"] = timedelta(seconds=timeout)
         if "s3.connect-timeout" in properties:
             client["connect_timeout"] = timedelta(seconds=float(properties["s3.connect-timeout"]))
         from obstore.store import S3Store  # noqa: PLC0415
 
-        return S3Store(bucket, config=config, client_options=client, retry_config=retries, credential_provider=provider)
+        return S3Store(bucket, config=config, client_options=client, retry_config=RETRIES, credential_provider=provider)
+
+
+def _client() -> ClientConfig:
+    # Plain HTTP is used only for an endpoint that says so.
+    return {"allow_http": True, "timeout": REQUEST_MAX, "read_timeout": SILENCE_MAX}
+
+
+@lru_cache(maxsize=4096)
+def _opened_azure(authority: str, frozen: frozenset[tuple[str, str]]) -> AzureStore:
+    """Open the container of `container@host` or of the account in the properties. Raises OSError."""
+    properties = dict(frozen)
+    container, _, host = authority.partition("@")
+    account = host.partition(".")[0] or properties.get("adls.account-name") or os.environ.get(ACCOUNT_VARIABLE)
+    if not account:
+        raise OSError("neither the path nor adls.account-name has the name of the storage account")
+    config: AzureConfig = {"account_name": account, **_azure_credentials(account, host, properties)}
+    scheme = properties.get("adls.blob-storage-scheme", "https")
+    if blobs := properties.get("adls.blob-storage-authority"):
+        config["endpoint"] = (
+            f"{scheme}://{account}{blobs}" if blobs.startswith(".") else f"{scheme}://{blobs}/{account}"
+        )
+    elif host:
+        # The same files, by the API that has conditional writes.
+        config["endpoint"] = f"https://{host.replace('.dfs.', '.blob.', 1)}"
+    with as_os_errors():
+        from obstore.store import AzureStore  # noqa: PLC0415
+
+        return AzureStore(container, config=config, client_options=_client(), retry_config=RETRIES)
+
+
+def _azure_credentials(account: str, host: str, properties: Mapping[str, str]) -> AzureConfig:
+    """Return the first of PyIceberg's properties that is set; nothing: obstore looks where Azure's tools do."""
+    if key := properties.get("adls.account-key"):
+        return {"credential_type": "access_key", "account_key": key}
+    # Catalogs that issue them for a table add the account.
+    for name in ("adls.sas-token", f"adls.sas-token.{host}", f"adls.sas-token.{account}"):
+        if sas := properties.get(name):
+            return {"credential_type": "sas_token", "sas_key": sas.removeprefix("?")}
+    if token := properties.get("adls.token"):
+        return {"credential_type": "bearer_token", "token": token}
+    tenant, client, secret = (properties.get(f"adls.{name}") for name in ("tenant-id", "client-id", "client-secret"))
+    if tenant and client and secret:
+        return {"credential_type": "client_secret", "tenant_id": tenant, "client_id": client, "client_secret": secret}
+    if tenant or client or secret:
+        raise OSError("of adls.tenant-id, adls.client-id and adls.client-secret, not all are set")
+    return {}
+
+
+def open_google(bucket: str, properties: Mapping[str, str]) -> GCSStore | None:
+    """Open a bucket of GCS for writes that Arrow's client cannot make. None for another host than Google's.
+
+    Without `gcs.oauth2.token`, obstore finds Google's application default credentials. Raises OSError.
+    """
+    if "gcs.service.host" in properties:
+        return None
+    token: Any = {"token": properties.get("gcs.oauth2.token"), "expires_at": None}
+    provider: GCSCredentialProvider | None = (lambda: token) if token["token"] else None
+    with as_os_errors():
+        from obstore.store import GCSStore  # noqa: PLC0415
+
+        return GCSStore(bucket, client_options=_client(), retry_config=RETRIES, credential_provider=provider)
 
 
 @dataclass(frozen=True)

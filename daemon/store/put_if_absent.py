@@ -1,4 +1,4 @@
-"""Writes a file that was not there before, whole or not at all: by `link` on local disks, by `If-None-Match: *` on S3.
+"""Writes a file that was not there before, whole or not at all: by `link` on local disks, else by a conditional PUT.
 
 Of two writers of one path, one wins. Only what writes Delta tables may import this module; a test checks that.
 """
@@ -14,16 +14,16 @@ from pathlib import Path
 from typing import Final, NoReturn
 from uuid import uuid4
 
-from daemon.errors import CommitOutcomeUnknown, ObjectStoreAway, SyncError, Unsupported
+from daemon.errors import CommitOutcomeUnknown, ObjectStoreAway, Unsupported
 from daemon.store.durable import force_to_disk, is_local, local_path
 from daemon.store.locations import store_away
-from daemon.store.object_store import S3Object, as_os_errors, find_s3_object
-from daemon.store.storage import FileIOStorage
+from daemon.store.object_store import StoredObject, as_os_errors, find_object, open_google
 
 # Of file systems without hard links, or with another one mounted below the table.
 NO_LINKS: Final = (EPERM, ENOTSUP, ENOSYS, EXDEV, EMLINK)
 # What surely left nothing behind.
 NOT_DONE: Final = (ENOENT, ENOTDIR, EACCES, EROFS, ENOSPC, EDQUOT)
+GOOGLE_SCHEMES: Final = ("gs", "gcs")
 # Nothing names such a file, and Delta's VACUUM removes it: it is in no folder that VACUUM passes over.
 STAGED: Final = "dvsync-{}.tmp"
 HINT_UNKNOWN: Final = "In a minute, run it again: if the rows are deleted already, it finds none."
@@ -84,10 +84,10 @@ def _put(path: str, data: bytes, table: str, properties: Mapping[str, str]) -> b
     try:
         found = _find(path, properties)
         if found is None:
-            raise _refused(path, "dvsync only knows how to do this on local disks and S3, with keys for S3")
+            raise _refused(path, "dvsync only knows how to do this on local disks, S3 with keys, ADLS and GCS")
         # AWS has it, and not each store that speaks its protocol: some overwrite. The environment may name one, too.
         if not _is_conditional(table, frozenset(properties.items())):
-            raise _refused(path, "the store overwrites files in spite of If-None-Match")
+            raise _refused(path, "the store overwrites files in spite of the condition")
     except OSError as error:
         raise store_away(path, error) from error
     try:
@@ -96,15 +96,20 @@ def _put(path: str, data: bytes, table: str, properties: Mapping[str, str]) -> b
         raise _unknown(path, error) from error
 
 
-def _find(path: str, properties: Mapping[str, str]) -> S3Object | None:
-    return find_s3_object(properties, path, _no_arrow)
+def _find(path: str, properties: Mapping[str, str]) -> StoredObject | None:
+    scheme, _, rest = path.partition("://")
+    if scheme not in GOOGLE_SCHEMES:
+        return find_object(properties, path, _no_arrow)
+    bucket, _, key = rest.partition("/")
+    store = open_google(bucket, properties)
+    return StoredObject(store, key, path, _no_arrow) if store else None
 
 
 def _no_arrow() -> NoReturn:
     raise AssertionError("only obstore's client writes here")
 
 
-def _create(found: S3Object, data: bytes) -> bool:
+def _create(found: StoredObject, data: bytes) -> bool:
     import obstore  # noqa: PLC0415 - most processes use no object store
     from obstore.exceptions import AlreadyExistsError  # noqa: PLC0415
 
@@ -125,8 +130,8 @@ def _is_conditional(table: str, frozen: frozenset[tuple[str, str]]) -> bool:
     try:
         return _create(probe, b"1") and not _create(probe, b"2")
     finally:
-        with suppress(SyncError):
-            FileIOStorage(properties).delete(path)
+        with suppress(OSError), as_os_errors():
+            probe.store.delete(probe.key)
 
 
 def _unknown(path: str, error: Exception) -> CommitOutcomeUnknown:

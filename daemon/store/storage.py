@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 from daemon.errors import CorruptInput, ObjectMissing, Unsupported
 from daemon.store.durable import is_local
 from daemon.store.locations import FileMeta, Span, file_missing, store_away
-from daemon.store.object_store import find_s3_object
+from daemon.store.object_store import find_object
 from daemon.store.places import BLOCK_BYTES, ArrowPlace, LocalPlace, Source
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class FileIOStorage:
         if is_local(path):
             return LocalPlace(path, lambda: self._io)
         _check_parts(path)
-        return find_s3_object(self.properties, path, lambda: self._io) or ArrowPlace(path, lambda: self._io)
+        return find_object(self.properties, path, lambda: self._io) or ArrowPlace(path, lambda: self._io)
 
     def find_missing(self, paths: Sequence[str]) -> list[str]:
         """Return those of `paths` that do not exist, with one request for each."""

@@ -22,7 +22,7 @@ from daemon.errors import (
 )
 from daemon.iceberg.account import find_account
 from daemon.iceberg.marker import Marker, find_marker, is_marked, shown_by
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.iceberg.pyiceberg_ext.metadata_cache import find_or_read_metadata
 from daemon.iceberg.references import metadata_files
 from daemon.iceberg.version_hint import SUFFIX
@@ -101,7 +101,7 @@ def restore_metadata(context: TableContext, record: TableRecord, damaged: SyncEr
         context.target.drop()
         _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; no other metadata file can be read")
         return None
-    with S3FileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as output:
+    with StoreFileIO(dict(context.properties)).new_output(damaged.path).create(overwrite=True) as output:
         output.write(data)
     force_to_disk([damaged.path])
     _log.warning(events.TARGET_OVERWRITTEN, reason=f"{damaged}; it was replaced by a copy of {file.path}")

@@ -15,7 +15,6 @@ from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
-from daemon.clock import SystemClock
 from daemon.config.settings import MaintenanceSettings
 from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, StateStoreAway, TargetChanged, Unsupported
 from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
@@ -24,11 +23,12 @@ from daemon.iceberg.target import Target
 from daemon.maintenance.maintainer import Maintainer
 from daemon.store.storage import FileIOStorage
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable
+from tests.kit.made import LaterClock
 from tests.kit.readers import READERS, assert_readers_agree
 from tests.kit.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql
 
-HOUR_MS = 3_600_000
-DAY_MS = 24 * HOUR_MS
+HOUR_S = 3_600.0
+DAY_S = 86_400.0
 
 
 @dataclass
@@ -72,13 +72,6 @@ def served(
             yield Served(request.param, server, catalog, url)
             return
         yield Served(request.param, server, catalog)
-
-
-class LaterClock(SystemClock):
-    late_ms = 0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + self.late_ms
 
 
 @dataclass
@@ -207,7 +200,7 @@ def test_life_of_a_table(followed, monkeypatch):
     assert len(followed.check().metadata.snapshots) == 1
     # Nessie shows one snapshot at a time: there is nothing to expire, and the grace period begins with this.
     assert not maintainer.clean_up(Event()).removed
-    followed.clock.late_ms = DAY_MS
+    followed.clock.late_s = DAY_S
     done = maintainer.clean_up(Event())
     assert done.removed and not done.failed
     table = followed.check()
@@ -215,7 +208,7 @@ def test_life_of_a_table(followed, monkeypatch):
     kept = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
     assert [path for path in kept if not io.exists(path)] == []
     _check_scan(followed, table, io)
-    followed.clock.late_ms = 0
+    followed.clock.late_s = 0.0
     _check_lost_state(followed, table)
 
 
@@ -238,7 +231,7 @@ def test_tags_for_chosen_versions(followed):
     tagged = followed.bench.iceberg().metadata.refs["delta-v2"].snapshot_id
     assert maintainer.expire().tags == ()
     assert len(followed.check().scan(snapshot_id=tagged).to_arrow()) == 18
-    followed.clock.late_ms = 2 * HOUR_MS
+    followed.clock.late_s = 2 * HOUR_S
     done = Maintainer(followed.bench.context).expire()
     assert (done.expired, set(done.tags)) == ((tagged,), {"delta-v2", "delta-v4"})
     assert set(followed.check().metadata.refs) == {"main"}

@@ -19,10 +19,9 @@ import pytest
 from pyiceberg.catalog import load_catalog
 from pyspark.sql import SparkSession
 
-from daemon.clock import SystemClock
 from daemon.config.settings import MaintenanceSettings
 from daemon.errors import ObjectStoreAway, SyncError
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.iceberg.references import referenced_files
 from daemon.maintenance.cleanup import clean_up
 from daemon.maintenance.maintainer import Maintainer
@@ -33,6 +32,7 @@ from daemon.sync.outcomes import SyncResult
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from tests.kit.handmade import Bench
+from tests.kit.made import LaterClock
 from tests.kit.readers import assert_readers_agree, read_delta
 from tests.kit.servers import ObjectStore, wait_until
 from tests.kit.spark_session import conf
@@ -45,15 +45,6 @@ ROWS = (
     "SELECT id, CASE id % 2 WHEN 0 THEN 'a b%/ü' ELSE 'x=1&+' END AS part, concat('v', id) AS value"
     " FROM range(0, 60, 1, 1)"
 )
-
-
-class LaterClock(SystemClock):
-    """Tells a later time: what has a grace period gets old."""
-
-    late_s = 0.0
-
-    def now_ms(self) -> int:
-        return super().now_ms() + round(self.late_s * 1000)
 
 
 @dataclass
@@ -187,7 +178,7 @@ def test_what_is_not_there_and_what_is_not_allowed(store):
 
 def test_a_bucket_that_is_not_there_cannot_be_written_to(store):
     """It is not a missing file of the table, for which the hint would be a resync."""
-    output = S3FileIO(store.properties).new_output("s3://nobody/t/metadata/m0.avro").create()
+    output = StoreFileIO(store.properties).new_output("s3://nobody/t/metadata/m0.avro").create()
     output.write(b"x")
     with pytest.raises(OSError, match="there is no bucket for s3:") as raised:
         output.close()

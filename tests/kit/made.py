@@ -13,6 +13,7 @@ from pyiceberg.table import Table
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
+from daemon.clock import SystemClock
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
 from daemon.iceberg.row_delta import PreparedSnapshot, RowDelta, prepare_snapshot
@@ -25,6 +26,15 @@ UNPARTITIONED = PartitionSpec(spec_id=0)
 BY_PART = PartitionSpec(
     PartitionField(source_id=2, field_id=1000, transform=IdentityTransform(), name="part"), spec_id=0
 )
+
+
+class LaterClock(SystemClock):
+    """Tells a later time: what has a grace period gets old."""
+
+    late_s = 0.0
+
+    def now_ms(self) -> int:
+        return super().now_ms() + round(self.late_s * 1000)
 
 
 class FixedClock:

@@ -25,6 +25,7 @@ import psutil
 import pyspark
 import pytest
 from moto.server import ThreadedMotoServer
+from pyarrow.fs import AzureFileSystem
 
 START_MAX_S = 60.0
 STOP_MAX_S = 20.0
@@ -317,6 +318,52 @@ def hive_metastore(folder: Path) -> Iterator[Server]:
     try:
         server.start()
         yield server
+    finally:
+        server.kill()
+
+
+AZURITE = "azurite@3.37.0"
+# Of Azurite, and published.
+AZURE_ACCOUNT = "devstoreaccount1"
+AZURE_KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
+AZURITE_REQUEST = re.compile(r'"([A-Z]+ \S+) HTTP/1.1" (\d+)')
+
+
+@dataclass
+class Azure:
+    """Azurite with containers. `properties` are PyIceberg's, `files` is Arrow's client: its paths have no account."""
+
+    server: Server
+    properties: dict[str, str]
+    files: AzureFileSystem
+
+    def requests(self) -> list[str]:
+        """The requests so far and the statuses of their answers."""
+        log = (self.server.folder / "server.log").read_text()
+        return [" ".join(found) for found in AZURITE_REQUEST.findall(log)]
+
+
+@contextmanager
+def azurite(folder: Path, *containers: str) -> Iterator[Azure]:
+    """Azure's blob storage with its files in memory; npm keeps the program in the user's cache."""
+    if shutil.which("npx") is None:
+        missing("npm")
+    port = free_port()
+    program = ["npx", "--yes", "--package", AZURITE]
+    subprocess.run([*program, "--", "node", "--version"], cwd=folder, timeout=FETCH_MAX_S, check=True)
+    options = ["--blobHost", "127.0.0.1", "--blobPort", str(port), "--inMemoryPersistence", "--disableTelemetry"]
+    command = [*program, "--", "azurite-blob", *options, "--skipApiVersionCheck"]
+    server = Server(command, folder, port, is_ready=lambda: accepts(port))
+    places = {f"{kind}_storage_authority": f"127.0.0.1:{port}" for kind in ("blob", "dfs")}
+    places |= {f"{kind}_storage_scheme": "http" for kind in ("blob", "dfs")}
+    properties = {f"adls.{name.replace('_', '-')}": value for name, value in places.items()}
+    properties |= {"adls.account-name": AZURE_ACCOUNT, "adls.account-key": AZURE_KEY}
+    try:
+        server.start()
+        files = AzureFileSystem(AZURE_ACCOUNT, account_key=AZURE_KEY, **places)
+        for container in containers:
+            files.create_dir(container)
+        yield Azure(server, properties, files)
     finally:
         server.kill()
 

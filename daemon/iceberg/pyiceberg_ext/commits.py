@@ -18,7 +18,7 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.update import AddSchemaUpdate, TableRequirement, TableUpdate
 
 from daemon.iceberg.pyiceberg_ext import metadata_cache
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.store.durable import force_to_disk, is_local, make_folder_of
 
 
@@ -85,7 +85,7 @@ def manage_metadata_files(catalog: Catalog) -> None:
         if len(locations) < REMOVED_TOGETHER and not is_local(metadata.location):
             return
         del waiting[metadata.table_uuid]
-        if locations and not (isinstance(io, S3FileIO) and io.delete_together(locations)):
+        if locations and not (isinstance(io, StoreFileIO) and io.delete_together(locations)):
             delete_files(io, set(locations), METADATA)
 
     catalog._delete_old_metadata = delete_old_metadata  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from pyiceberg.io import FileIO, InputFile, InputStream, OutputFile, OutputStream
 
 from daemon.store.durable import is_local, local_path
-from daemon.store.object_store import S3Object, as_os_errors, delete_together, find_s3_object
+from daemon.store.object_store import StoredObject, as_os_errors, delete_together, find_object
 from daemon.store.recent import Recent
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ WRITTEN_FILE_BYTES_MAX = 1 << 20
 written_manifests: Recent[bytes] = Recent(WRITTEN_BYTES_MAX, len)
 
 
-class S3FileIO(FileIO):
+class StoreFileIO(FileIO):
     """Reads and writes files on S3 by obstore, and reads local files. PyArrowFileIO, which is used for the others, asks
     for a file before it reads or writes it, and uploads a small one with three requests.
     """
@@ -40,18 +40,18 @@ class S3FileIO(FileIO):
 
         return PyArrowFileIO(self.properties)
 
-    def _find_remote(self, location: str) -> S3Object | None:
-        return find_s3_object(self.properties, location, lambda: self._arrow)
+    def _find_remote(self, location: str) -> StoredObject | None:
+        return find_object(self.properties, location, lambda: self._arrow)
 
     def new_input(self, location: str) -> InputFile:
         if is_local(location):
             return _LocalFile(location)
         remote = self._find_remote(location)
-        return _S3File(location, remote) if remote else self._arrow.new_input(location)
+        return _StoredFile(location, remote) if remote else self._arrow.new_input(location)
 
     def new_output(self, location: str) -> OutputFile:
         remote = self._find_remote(location)
-        return _S3File(location, remote) if remote else self._arrow.new_output(location)
+        return _StoredFile(location, remote) if remote else self._arrow.new_output(location)
 
     def delete(self, location: str | InputFile | OutputFile) -> None:
         path = location if isinstance(location, str) else location.location
@@ -68,7 +68,7 @@ class S3FileIO(FileIO):
         return is_one_bucket and delete_together(found)
 
 
-IMPLEMENTATION = f"{S3FileIO.__module__}.{S3FileIO.__name__}"
+IMPLEMENTATION = f"{StoreFileIO.__module__}.{StoreFileIO.__name__}"
 
 
 class _LocalFile(InputFile):
@@ -82,11 +82,11 @@ class _LocalFile(InputFile):
         return local_path(self.location).open("rb")
 
 
-class _S3File(InputFile, OutputFile):
-    def __init__(self, location: str, remote: S3Object) -> None:
+class _StoredFile(InputFile, OutputFile):
+    def __init__(self, location: str, remote: StoredObject) -> None:
         super().__init__(location=location)
         self._remote = remote
-        self._output: S3Output | None = None
+        self._output: StoredOutput | None = None
 
     def __len__(self) -> int:
         return self._output.tell() if self._output else self._remote.find().size
@@ -103,17 +103,17 @@ class _S3File(InputFile, OutputFile):
 
     def create(self, overwrite: bool = False) -> OutputStream:
         """Open the file for writing. Names are unique, except the version hint's, which is always overwritten."""
-        self._output = S3Output(self.location, self._remote)
+        self._output = StoredOutput(self.location, self._remote)
         return self._output
 
     def to_input_file(self) -> InputFile:
         return self
 
 
-class S3Output(io.RawIOBase):
+class StoredOutput(io.RawIOBase):
     """Sends a file to S3 when it is closed; a large one also earlier, in parts."""
 
-    def __init__(self, location: str, remote: S3Object) -> None:
+    def __init__(self, location: str, remote: StoredObject) -> None:
         self._location = location
         self._writer = remote.open_writer()
         self._size = 0

@@ -11,13 +11,14 @@ from threading import Thread
 from typing import ClassVar
 
 import pytest
+from obstore.store import AzureStore
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from daemon.errors import ObjectStoreAway
-from daemon.iceberg.pyiceberg_ext.file_io import S3FileIO
+from daemon.iceberg.pyiceberg_ext.file_io import StoreFileIO
 from daemon.store import object_store
 from daemon.store.locations import Span
-from daemon.store.object_store import S3Object
+from daemon.store.object_store import StoredObject
 from daemon.store.storage import FileIOStorage
 
 KEYS = {"s3.access-key-id": "configured", "s3.secret-access-key": "secret"}
@@ -25,8 +26,9 @@ ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "of-environment", "AWS_SECRET_ACCESS_KEY": "
 
 
 class Server(HTTPServer):
-    """Answers "not found", and keeps the headers of the last request."""
+    """Answers "not found", and keeps the path and the headers of the last request."""
 
+    path: str
     headers: dict[str, str]
 
     @property
@@ -38,6 +40,7 @@ class _Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_HEAD(self) -> None:
+        self.server.path = self.path
         self.server.headers = {name.lower(): value for name, value in self.headers.items()}
         self.send_response(404)
         self.end_headers()
@@ -112,8 +115,62 @@ def test_anonymous_requests_have_no_signature(server: Server) -> None:
     assert "authorization" not in server.headers
 
 
-def find_s3_object(properties: dict[str, str], location: str) -> S3Object | None:
-    return object_store.find_s3_object(properties, location, lambda: PyArrowFileIO(properties))
+AZURE = "abfss://lake@account.dfs.core.windows.net/t/a b+%41"
+
+
+@pytest.mark.parametrize(
+    ("properties", "header", "query"),
+    [
+        ({"adls.account-key": "a2V5"}, "SharedKey account:", ""),
+        ({"adls.sas-token": "?sv=1&sig=a%2Bb"}, "", "?sv=1&sig=a%2Bb"),
+        ({"adls.sas-token.account.dfs.core.windows.net": "sv=1&sig=c"}, "", "?sv=1&sig=c"),
+        ({"adls.sas-token.account": "sv=1&sig=d"}, "", "?sv=1&sig=d"),
+        ({"adls.token": "bearer"}, "Bearer bearer", ""),
+    ],
+)
+def test_credentials_for_adls(
+    server: Server, properties: dict[str, str], header: str, query: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of the properties are used alone."""
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "other")
+    monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b3RoZXI=")
+    monkeypatch.setenv("AZURE_STORAGE_TOKEN", "other")
+    host = f"127.0.0.1:{server.server_port}"
+    place = {"adls.blob-storage-authority": host, "adls.blob-storage-scheme": "http"}
+    assert not FileIOStorage({**place, **properties}).exists(AZURE)
+    assert server.path == f"/account/lake/t/a%20b+%2541{query}"
+    said = server.headers.get("authorization", "")
+    assert said.startswith(header) and bool(said) == bool(header)
+
+
+@pytest.mark.parametrize(
+    ("location", "properties", "endpoint"),
+    [
+        (AZURE, {}, "https://account.blob.core.windows.net"),
+        ("wasbs://lake@account.blob.core.windows.net/t", {}, "https://account.blob.core.windows.net"),
+        ("abfss://lake@account.dfs.core.chinacloudapi.cn/t", {}, "https://account.blob.core.chinacloudapi.cn"),
+        ("abfss://lake@onelake.dfs.fabric.microsoft.com/t", {}, "https://onelake.blob.fabric.microsoft.com"),
+        (AZURE, {"adls.blob-storage-authority": ".blob.local"}, "https://account.blob.local"),
+        ("abfss://lake/t", {"adls.account-name": "named"}, None),
+    ],
+)
+def test_hosts_of_adls(location: str, properties: dict[str, str], endpoint: str | None) -> None:
+    found = find_object({"adls.account-key": "a2V5", **properties}, location)
+    assert found and isinstance(found.store, AzureStore)
+    assert found.store.config.get("endpoint") == endpoint
+    account = "named" if endpoint is None else endpoint.removeprefix("https://").partition(".")[0]
+    assert found.store.config["account_name"] == account
+
+
+@pytest.mark.parametrize("properties", [{}, {"adls.account-name": "a", "adls.tenant-id": "t", "adls.client-id": "c"}])
+def test_wrong_properties_of_adls(properties: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("AZURE_STORAGE_ACCOUNT_NAME", raising=False)
+    with pytest.raises(ObjectStoreAway, match=r"adls\.account-name|adls\.client-secret"):
+        FileIOStorage(properties).exists("abfss://lake/t")
+
+
+def find_object(properties: dict[str, str], location: str) -> StoredObject | None:
+    return object_store.find_object(properties, location, lambda: PyArrowFileIO(properties))
 
 
 @pytest.mark.parametrize(
@@ -125,19 +182,19 @@ def find_s3_object(properties: dict[str, str], location: str) -> S3Object | None
     ],
 )
 def test_what_needs_arrow(server: Server, properties: dict[str, str]) -> None:
-    assert find_s3_object({**server.properties, **KEYS}, "s3://bucket/a")
-    assert find_s3_object({**server.properties, **KEYS, **properties}, "s3://bucket/a") is None
+    assert find_object({**server.properties, **KEYS}, "s3://bucket/a")
+    assert find_object({**server.properties, **KEYS, **properties}, "s3://bucket/a") is None
 
 
 @pytest.mark.parametrize("file", ["credentials", "config"])
 def test_a_profile_needs_arrow(server: Server, tmp_path: Path, file: str) -> None:
     (tmp_path / file).write_text("[default]\n")
-    assert find_s3_object(server.properties, "s3://bucket/a") is None
+    assert find_object(server.properties, "s3://bucket/a") is None
 
 
 @pytest.mark.parametrize("key", ["a//b", "a/./b", "../b", "a\tb", ""])
 def test_keys_that_need_arrow(server: Server, key: str) -> None:
-    assert find_s3_object({**server.properties, **KEYS}, f"s3://bucket/{key}") is None
+    assert find_object({**server.properties, **KEYS}, f"s3://bucket/{key}") is None
 
 
 @pytest.mark.parametrize(
@@ -159,7 +216,7 @@ def test_wrong_properties_are_an_error_of_the_table(server: Server, properties: 
 
 @pytest.mark.parametrize(("region", "is_own"), [("eu-west-1", True), ("cn-north-1", False)])
 def test_regions_of_other_partitions_need_arrow(region: str, is_own: bool) -> None:
-    assert (find_s3_object({**KEYS, "s3.region": region}, "s3://bucket/a") is not None) is is_own
+    assert (find_object({**KEYS, "s3.region": region}, "s3://bucket/a") is not None) is is_own
 
 
 def test_a_store_that_never_answers() -> None:
@@ -177,7 +234,7 @@ def test_a_store_without_delete_objects() -> None:
     with Server(("127.0.0.1", 0), _WithoutDeleteObjects) as refusing:
         Thread(target=refusing.serve_forever, args=(0.02,), daemon=True).start()
         # Without a region, PyIceberg would ask AWS.
-        io = S3FileIO({**KEYS, **refusing.properties, "s3.region": "us-east-1"})
+        io = StoreFileIO({**KEYS, **refusing.properties, "s3.region": "us-east-1"})
         assert not io.delete_together(["s3://lake/a", "s3://lake/b"])
         assert _WithoutDeleteObjects.removed == []
         for path in ("s3://lake/a", "s3://lake/b"):

@@ -1,8 +1,9 @@
-"""Of many writers of one path, one wins, on a local disk and on S3; a store that overwrites is refused."""
+"""Of many writers of one path, one wins, on a local disk and in object stores; a store that overwrites is refused."""
 
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
 from typing import ClassVar
+from urllib.parse import unquote
 
 import pytest
 
@@ -19,10 +21,11 @@ from daemon.store import put_if_absent as module
 from daemon.store.put_if_absent import put_if_absent
 
 KEYS = {"s3.access-key-id": "k", "s3.secret-access-key": "s", "s3.region": "us-east-1"}
+PLACES = {"s3": "s3://b/t", "adls": "abfss://b@account.dfs.core.windows.net/t", "gcs": "gs://b/t"}
 
 
 class _Store(BaseHTTPRequestHandler):
-    """Keeps objects in memory. `conditional`: whether it knows If-None-Match; `silent`: it does not answer writes."""
+    """Keeps objects in memory. `conditional`: whether it knows conditions; `failing`: writes commits, and says no."""
 
     objects: ClassVar[dict[str, bytes]] = {}
     conditional = True
@@ -33,16 +36,27 @@ class _Store(BaseHTTPRequestHandler):
         if self.failing and self.path.endswith(".json"):
             self.objects.setdefault(self.path, data)
             self._answer(400)
-        elif self.conditional and self.headers["if-none-match"] == "*" and self.path in self.objects:
+        elif self.conditional and self._may_not_exist() and self.path in self.objects:
             self._answer(412)
         else:
             self.objects[self.path] = data
             self._answer(200)
 
+    def _may_not_exist(self) -> bool:
+        """By S3's and Azure's header, or Google's."""
+        return self.headers["if-none-match"] == "*" or self.headers["x-goog-if-generation-match"] == "0"
+
     def do_POST(self) -> None:
-        (key,) = re.findall(rb"<Key>(.+)</Key>", self.rfile.read(int(self.headers["content-length"])))
-        self.objects.pop(f"/b/{key.decode()}")
-        self._answer(200, b"<DeleteResult><Deleted><Key>%b</Key></Deleted></DeleteResult>" % key)
+        """S3 and Azure remove files by this, Azure in batches that only Azurite is asked for."""
+        if keys := re.findall(rb"<Key>(.+)</Key>", self.rfile.read(int(self.headers["content-length"]))):
+            self.objects.pop(f"/b/{keys[0].decode()}")
+            self._answer(200, b"<DeleteResult><Deleted><Key>%b</Key></Deleted></DeleteResult>" % keys[0])
+        else:
+            self._answer(400)
+
+    def do_DELETE(self) -> None:
+        self.objects.pop(self.path)
+        self._answer(204)
 
     def _answer(self, code: int, body: bytes = b"") -> None:
         self.send_response(code)
@@ -56,12 +70,17 @@ class _Store(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def properties(request: pytest.FixtureRequest) -> Iterator[dict[str, str]]:
+def properties(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """Of one server that is S3, ADLS and, by the environment, GCS."""
     handler = type("Handler", (_Store,), {"objects": {}, **getattr(request, "param", {})})
     module._is_conditional.cache_clear()
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        yield {"s3.endpoint": f"http://127.0.0.1:{server.server_port}", **KEYS}
+        host = f"127.0.0.1:{server.server_port}"
+        google = {"gcs_base_url": f"http://{host}", "disable_oauth": True, "client_email": "", "private_key": ""}
+        monkeypatch.setenv("GOOGLE_SERVICE_ACCOUNT_KEY", json.dumps({**google, "private_key_id": ""}))
+        azure = {"adls.blob-storage-authority": host, "adls.blob-storage-scheme": "http", "adls.account-key": "a2V5"}
+        yield {"s3.endpoint": f"http://{host}", **KEYS, **azure}
         server.shutdown()
 
 
@@ -104,22 +123,27 @@ def test_no_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.parametrize("store", PLACES)
 @pytest.mark.parametrize("properties", [{"objects": (objects := dict[str, bytes]())}], indirect=True)
-def test_s3(properties: dict[str, str]) -> None:
+def test_object_stores(properties: dict[str, str], store: str) -> None:
     """What was written to find out whether the store can do this is gone."""
-    assert put_if_absent("s3://b/t/_delta_log/1.json", b"a", "s3://b/t", properties)
-    assert not put_if_absent("s3://b/t/_delta_log/1.json", b"b", "s3://b/t", properties)
-    assert objects == {"/b/t/_delta_log/1.json": b"a"}
+    objects.clear()
+    table = PLACES[store]
+    assert put_if_absent(f"{table}/_delta_log/1.json", b"a", table, properties)
+    assert not put_if_absent(f"{table}/_delta_log/1.json", b"b", table, properties)
+    found = {unquote(path): data for path, data in objects.items() if store != "adls" or path.endswith(".json")}
+    assert found == {("/account" if store == "adls" else "") + "/b/t/_delta_log/1.json": b"a"}
 
 
-@pytest.mark.parametrize("by", ["properties", "environment"])
+@pytest.mark.parametrize("store", [*PLACES, "s3 by the environment"])
 @pytest.mark.parametrize("properties", [{"conditional": False}], indirect=True)
-def test_s3_that_overwrites(properties: dict[str, str], by: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if by == "environment":
+def test_a_store_that_overwrites(properties: dict[str, str], store: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if store not in PLACES:
         monkeypatch.setenv("AWS_ENDPOINT_URL", properties.pop("s3.endpoint"))
         monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
-    with pytest.raises(Unsupported, match="overwrites files in spite of If-None-Match"):
-        put_if_absent("s3://b/t/_delta_log/1.json", b"a", "s3://b/t", properties)
+    table = PLACES.get(store, PLACES["s3"])
+    with pytest.raises(Unsupported, match="overwrites files in spite of the condition"):
+        put_if_absent(f"{table}/_delta_log/1.json", b"a", table, properties)
 
 
 @pytest.mark.parametrize("properties", [{"failing": True}], indirect=True)
@@ -128,6 +152,9 @@ def test_s3_that_does_not_say(properties: dict[str, str]) -> None:
         put_if_absent("s3://b/t/_delta_log/1.json", b"a", "s3://b/t", properties)
 
 
-def test_other_stores() -> None:
-    with pytest.raises(Unsupported, match="only knows how to do this on local disks and S3"):
-        put_if_absent("abfss://c@a.dfs.core.windows.net/t/_delta_log/1.json", b"", "abfss://c@a/t", {})
+@pytest.mark.parametrize(
+    ("table", "properties"), [("hdfs://host/t", {}), ("gs://b/t", {"gcs.service.host": "http://127.0.0.1:1"})]
+)
+def test_other_stores(table: str, properties: dict[str, str]) -> None:
+    with pytest.raises(Unsupported, match="only knows how to do this on local disks, S3 with keys, ADLS and GCS"):
+        put_if_absent(f"{table}/_delta_log/1.json", b"", table, properties)
