@@ -421,7 +421,9 @@ def test_the_doctor_says_what_mirrors_cost(table: Mirrored) -> None:
             verdict is Verdict.FOLLOWED and text.startswith("1 of 3 files") and text.endswith(copied)
             for verdict, text in told
         )
-        assert diagnose(bench.settings.model_copy(update={"mirrors": "copy"}), log, bench.spark).is_followed
+        followed = diagnose(bench.settings.model_copy(update={"mirrors": "copy"}), log, bench.spark)
+        assert followed.is_followed
+        assert followed.rows == sum(map(len, table.rows.values()))
 
 
 def test_the_doctor_names_the_mirror_that_is_enough(tmp_path: Path) -> None:
