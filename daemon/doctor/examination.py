@@ -103,9 +103,10 @@ class ExaminationTask:
         try:
             metrics, file = inspector.inspect_file(add)
         except SyncError as error:
-            mirror = None
+            mirror: WantedMirror | None = None
+            record_count = 0
             if isinstance(error, Unsupported) and error.lifted_by:
-                mirror = self._find_mirror(add)
+                mirror, record_count = self._find_mirror(add)
                 # The file may have another fault, which needs more.
                 error.lift_by(mirror.kind if mirror else None)
             if mirror:
@@ -114,7 +115,9 @@ class ExaminationTask:
                 place, told = f"{self.mirrors}/mirror.parquet", self.storage.properties
                 if not is_copied_by_store(mirror.data_file, mirror.kept_bytes, place, told, told):
                     seen.passing_bytes[mirror.kind] += mirror.kept_bytes
-            if mirror is None or mirror.kind not in self.kinds:
+            if mirror and mirror.kind in self.kinds:
+                seen.physical_rows += record_count
+            else:
                 seen.refuse(error.message, error.hint, add.path)
             return
         seen.physical_rows += metrics.record_count
@@ -131,8 +134,9 @@ class ExaminationTask:
             if value and zoned and not value.endswith("Z"):
                 seen.partitions_without_zone.add(partition.name)
 
-    def _find_mirror(self, add: AddFile) -> WantedMirror | None:
-        """Return the mirror that lifts the refusal of a file; None if none does."""
+    def _find_mirror(self, add: AddFile) -> tuple[WantedMirror | None, int]:
+        """Return the mirror that lifts the refusal of a file, and its rows; None if none does."""
         with suppress(SyncError):
-            return next(iter(self.planner.plan([add]).mirrors), None)
-        return None
+            planned = self.planner.plan([add])
+            return next(iter(planned.mirrors), None), planned.metrics[add.path].record_count
+        return None, 0

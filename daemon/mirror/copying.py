@@ -167,6 +167,9 @@ def _copy_range(file: int, mirror: int, copy: MirrorCopy) -> None:
             except OSError as error:
                 if error.errno not in NOT_COPIED:
                     raise
+                done = 0
+            # Some file systems of the network copy nothing, as if the file had ended: a read says whether it has.
+            if not done:
                 by_kernel = False
                 continue
         else:

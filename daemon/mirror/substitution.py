@@ -96,6 +96,12 @@ class Mirrors:
     def applied_to_all(self, actions: Iterable[Action]) -> Iterator[Action]:
         return map(self.applied, actions)
 
+    def applied_to_live(self, adds: Iterable[AddFile]) -> Iterator[AddFile]:
+        """As `applied`, to the files of a state. One of another size is another file, which came to the path later."""
+        for add in adds:
+            mirror = self.by_data_file.get(add.path)
+            yield self.applied(add) if mirror and mirror.data_file_bytes == add.size else add
+
     def applied_to_commits(self, commits: Sequence[Commit], table_id: str | None) -> list[Commit]:
         """Return commits of the Delta table of which the mirrors are.
 
@@ -129,10 +135,10 @@ class MirroredState(TableState):
         return self.mirrors.undone(add).size
 
     def read_adds(self, *, with_dv_only: bool = False) -> Iterator[AddFile]:
-        return self.mirrors.applied_to_all(self.delta.read_adds(with_dv_only=with_dv_only))
+        return self.mirrors.applied_to_live(self.delta.read_adds(with_dv_only=with_dv_only))
 
     def find_adds(self, is_wanted: pa.BooleanArray) -> Iterator[AddFile]:
-        return self.mirrors.applied_to_all(self.delta.find_adds(is_wanted))
+        return self.mirrors.applied_to_live(self.delta.find_adds(is_wanted))
 
     def map_adds(
         self,
@@ -147,4 +153,4 @@ class MirroredState(TableState):
 def _on_mirrors(
     mirrors: Mirrors, function: Callable[[int, Iterable[AddFile]], Iterator[T]], part: int, adds: Iterable[AddFile]
 ) -> Iterator[T]:
-    return function(part, mirrors.applied_to_all(adds))
+    return function(part, mirrors.applied_to_live(adds))

@@ -14,12 +14,13 @@ import pyarrow.parquet as pq
 from daemon.config.settings import MirrorSetting
 from daemon.delta.actions import AddFile
 from daemon.errors import CorruptInput, MirrorKind, Unsupported, errors_at
+from daemon.mirror.compact import Struct
 from daemon.mirror.copying import MirrorCopy
 from daemon.mirror.decision import plan_mirror
 from daemon.mirror.defaults import parse_default
 from daemon.mirror.footer import mend_footer
 from daemon.mirror.making import make_mirrors
-from daemon.mirror.parquet import ROWS, Footer, encode_footer, load_footer, parse_footer
+from daemon.mirror.parquet import ROWS, encode_footer, load_footer, parse_footer
 from daemon.mirror.rewriting import RewriteTask, check_rewrite
 from daemon.pipeline.inspection import Inspector
 from daemon.store.storage import FileIOStorage, map_files
@@ -82,8 +83,8 @@ class WantedMirrors:
 class MirrorPlanner:
     """Inspects files of Delta, plans the mirrors of those that readers would misread, and makes them.
 
-    `kinds` are those that may be made. Files of the Delta table `table_id` at one path are the same file. `defaults`
-    has the texts of EXISTS_DEFAULT by physical name.
+    `kinds` are those that may be made. Files of the Delta table `table_id` at one path are the same file if they have
+    the same size and footer. `defaults` has the texts of EXISTS_DEFAULT by physical name.
     """
 
     storage: FileIOStorage
@@ -134,32 +135,34 @@ class MirrorPlanner:
             if planned is None or planned.kind not in self.kinds:
                 raise refused.lift_by(planned.kind if planned else None)
             wanted = WantedMirror(add.path, add.size, planned.kind, planned.reason, "", add.size)
+            # Another file that comes to the same path, even of the same size, has another footer.
+            own_footer = end[footer.start - add.size :]
             if planned.kind == "rewrite":
-                wanted, traits, metrics = self._plan_rewrite(wanted, add, footer)
+                wanted, traits, metrics = self._plan_rewrite(wanted, add, footer.metadata, own_footer)
             else:
                 tail = encode_footer(planned.footer) if planned.footer else b""
                 kept_bytes = footer.start if planned.footer else add.size
                 wanted = replace(wanted, size_bytes=kept_bytes + len(tail), kept_bytes=kept_bytes, tail=tail)
                 metrics, file = accepted[-1]
-                wanted, traits = self._named(wanted, tail), file.traits
+                wanted, traits = self._named(wanted, tail or own_footer), file.traits
         return wanted, traits | FileTraits(has_mirrors=True), metrics
 
     def _plan_rewrite(
-        self, wanted: WantedMirror, add: AddFile, footer: Footer
+        self, wanted: WantedMirror, add: AddFile, footer: Struct, own_footer: bytes
     ) -> tuple[WantedMirror, FileTraits, Metrics]:
         values = partition_of(add, self.table, self.table.spec_id)
         sources = [each.source_id for each in self.table.spec.fields]
         wanted = replace(wanted, partition=dict(zip(sources, values, strict=True)))
         task = self._rewrite_task(wanted, "")
-        schema, file, variants = check_rewrite(footer.metadata, task)
+        schema, file, variants = check_rewrite(footer, task)
         values_in_it = (
             sorted(task.partition.items()),
             sorted(task.defaults.items()),
             self.table.time_zone,
             sorted(variants),
         )
-        wanted = self._named(wanted, schema.serialize().to_pybytes() + repr(values_in_it).encode())
-        return wanted, file.traits, metrics_of(add, self.table, footer.metadata[ROWS][1])
+        wanted = self._named(wanted, own_footer + schema.serialize().to_pybytes() + repr(values_in_it).encode())
+        return wanted, file.traits, metrics_of(add, self.table, footer[ROWS][1])
 
     def _rewrite_task(self, wanted: WantedMirror, path: str) -> RewriteTask:
         table, defaults = self.table, dict[int, Any]()

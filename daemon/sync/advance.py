@@ -58,7 +58,9 @@ def advance(
     before = find_account(shown.table.current_snapshot()) if state_totals is None else None
     before = before or remembered_account(context, record)
     with _placed_errors(context, commits, from_log=state_totals is None), tracing.step("snapshot") as span:
-        mirrors = find_shown_mirrors(context, shown, touched_paths(commits))
+        # Those of a comparison name mirrors already.
+        in_log = touched_paths(commits) if state_totals is None else ()
+        mirrors = find_shown_mirrors(context, shown, in_log)
         commits = mirrors.applied_to_commits(commits, record.delta_table_id)
         live = context.store.find_live_files(record.id, touched_paths(commits))
         change = fold_commits(commits, {path: (file.uri, file.dv_unique_id) for path, file in live.items()})

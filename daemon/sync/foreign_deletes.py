@@ -7,6 +7,7 @@ module of the syncs reaches what writes Delta logs.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -23,18 +24,20 @@ from daemon.delta.deletion_vector import FRAME_BYTES, SIZE_FIELD_BYTES, frame_by
 from daemon.delta.log import DeltaLog
 from daemon.delta.position_set import as_bitmap, decode_positions
 from daemon.delta_writer.deletion import RowsMoved, delete_at
-from daemon.errors import TargetChanged
+from daemon.errors import CorruptInput, ObjectMissing, TargetChanged
 from daemon.iceberg.account import find_account
 from daemon.iceberg.delete_file_writer import damaged_deletes
 from daemon.iceberg.manifests import content_span, referenced_data_file
 from daemon.iceberg.marker import Marker, find_own, marker_at
 from daemon.iceberg.position_deletes import read_served
 from daemon.iceberg.references import entries_only_of, live_entries
+from daemon.mirror.substitution import find_mirror_name
 from daemon.notices.notice import Deleted, Run, catalog_place
 from daemon.observe import log as events
 from daemon.store.locations import Span, canonical
 from daemon.store.storage import FileIOStorage
 from daemon.sync.context import TableContext
+from daemon.sync.mirrors import find_mirrors_in
 from daemon.sync.recovery import foreign_commits, target_changed
 from daemon.texts import counted, some_of
 from daemon.translate.existing_table import check_shape
@@ -96,6 +99,10 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     if new := _difference(deletes.shown, deletes.shown_by_own if is_own else deletes.shown_by(before)):
         context.target.check_lease()
         mirrored = {each.path: each.data_file for each in context.store.list_live_mirrors(record.id)}
+        if any(find_mirror_name(path) and path not in mirrored for path in new):
+            # The state database was lost. If Delta's version is gone, too, the rows are not found.
+            with suppress(CorruptInput, ObjectMissing), context.open_delta_state(marker.version) as state:
+                mirrored |= {each.path: each.data_file for each in find_mirrors_in(table, own, state)}
         named = {mirrored.get(path, path): positions for path, positions in new.items()}
         parameters = {TARGET: context.settings.target, SNAPSHOT_ID: str(current.snapshot_id), COMMITS: who}
         try:

@@ -33,11 +33,12 @@ from daemon.notices.notice import Notice, Run
 from daemon.sync import follower, foreign_deletes
 from daemon.sync.follower import Follower
 from state import LeaseLost
-from tests.kit.checks import rows_of
+from tests.kit.checks import rows_of, table_id
 from tests.kit.daemons import daemon, set_constants, write_config
 from tests.kit.foreign import add_in_iceberg, commit, delete_in_iceberg, expect, remove_in_iceberg
 from tests.kit.handmade import Bench, HandmadeTable, new_uuid
 from tests.kit.handmade_managed import Managed
+from tests.kit.handmade_mirrored import Mirrored
 
 TRACKED = {
     "delta.enableDeletionVectors": "true",
@@ -50,8 +51,8 @@ TRACKED = {
 class Both:
     """A Delta table of three files of six rows, in two partitions, and the Iceberg table, which is in step."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
-        self.delta = HandmadeTable(folder / "delta", partitioned=True)
+    def __init__(self, folder: Path, made: type[HandmadeTable] = HandmadeTable, **options: Any) -> None:
+        self.delta = made(folder / "delta", partitioned=True)
         self.delta.create()
         self.a, self.b = (self._file(n, "x") for n in range(2))
         self.c = self._file(2, "y")
@@ -65,8 +66,10 @@ class Both:
 
     def delete(self, rows: Mapping[str, Iterable[int]], **how: bool) -> int:
         """Somebody deletes these rows in Iceberg, of files by their names in Delta."""
+        mirrors = {each.data_file: each.path for each in self.bench.store.list_live_mirrors(table_id(self.bench))}
+        paths = {name: f"{self.delta.location}/{name}" for name in rows}
         return delete_in_iceberg(
-            self.bench, {f"{self.delta.location}/{name}": each for name, each in rows.items()}, **how
+            self.bench, {mirrors.get(paths[name], paths[name]): each for name, each in rows.items()}, **how
         )
 
     def allow(self, share: str) -> None:
@@ -337,9 +340,10 @@ def test_optimized_on_the_way(both: Both, monkeypatch: pytest.MonkeyPatch) -> No
     assert not list(delta.folder.glob("deletion_vector_*"))[1:], "the vector of the delete is removed"
 
 
-def test_a_lost_memory_and_an_upgrade(tmp_path: Path) -> None:
-    """Neither a lost state database nor an upgrade that is due loses a delete."""
-    both = Both(tmp_path, format_version=2)
+@pytest.mark.parametrize(("made", "mirrors"), [(HandmadeTable, "refuse"), (Mirrored, "copy")])
+def test_a_lost_memory_and_an_upgrade(made: type[HandmadeTable], mirrors: str, tmp_path: Path) -> None:
+    """Neither a lost state database nor an upgrade that is due loses a delete, be it of a mirror's rows."""
+    both = Both(tmp_path, made, format_version=2, mirrors=mirrors)
     both.delete({both.a: [0, 3]})
     both.bench.close()
     both.bench.state_file.unlink()

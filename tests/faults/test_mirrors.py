@@ -316,6 +316,35 @@ def test_a_table_made_anew_with_the_same_file_names(tmp_path: Path) -> None:
         assert after != before
 
 
+@pytest.mark.parametrize(("stored_as", "ending", "kind"), [("int32", ".parquet", "rewrite"), ("float64", "#", "copy")])
+def test_a_path_that_comes_back_with_other_rows(stored_as: str, ending: str, kind: str, tmp_path: Path) -> None:
+    """Another file of the same name and size, as tables that were converted may have it, gets a mirror of its own."""
+
+    def case(*rows: int) -> Misread:
+        file = pa.table({"id": pa.array(rows, pa.int64()), "d": pa.array(rows, stored_as)})
+        return Misread([column("id", "long"), column("d", "double")], file, [], ending=ending)
+
+    table = case(1, 2, 3).make(tmp_path / "delta")
+    (path,) = table.live
+    size = (table.folder / path).stat().st_size
+    with following(table, mirrors=kind) as bench:
+        bench.sync()
+        table.commit([table.remove(path)])
+        table.rows.clear()
+        table.commit([case(7, 8, 9).add(table)])
+        assert (table.folder / path).stat().st_size == size
+        bench.sync()
+        assert sorted(bench.iceberg().scan().to_arrow()["d"].to_pylist()) == [7.0, 9.0]
+        assert len(mirrors_of(bench)) == 1
+        # Of another size, in a state that is compared.
+        table.commit([table.remove(path)])
+        table.rows.clear()
+        table.commit([case(1, 2, 3, 4).add(table)])
+        bench.follower.compare("the log has a gap")
+        bench.sync()
+        assert sorted(bench.iceberg().scan().to_arrow()["d"].to_pylist()) == [1.0, 3.0, 4.0]
+
+
 def test_a_widening_under_column_mapping(tmp_path: Path) -> None:
     """Iceberg cannot change the column's type; a new Iceberg table has the new one, with mirrors of older files."""
     columns = [column("id", "long", 1), column("f", "integer", 2)]
@@ -392,7 +421,9 @@ def test_the_doctor_says_what_mirrors_cost(table: Mirrored) -> None:
             verdict is Verdict.FOLLOWED and text.startswith("1 of 3 files") and text.endswith(copied)
             for verdict, text in told
         )
-        assert diagnose(bench.settings.model_copy(update={"mirrors": "copy"}), log, bench.spark).is_followed
+        followed = diagnose(bench.settings.model_copy(update={"mirrors": "copy"}), log, bench.spark)
+        assert followed.is_followed
+        assert followed.rows == sum(map(len, table.rows.values()))
 
 
 def test_the_doctor_names_the_mirror_that_is_enough(tmp_path: Path) -> None:
