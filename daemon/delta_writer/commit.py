@@ -189,7 +189,7 @@ class _Attempt:
         return rows, vector
 
     def _with_older(self, positions: BitMap64, add: AddFile) -> BitMap64:
-        if add.deletion_vector is None or not positions:
+        if add.deletion_vector is None:
             return positions
         (older,) = read_position_sets(self._log.storage, self._log.location, [add.deletion_vector])
         return positions | as_bitmap(older)

@@ -104,7 +104,7 @@ class PredicateFinder:
         with self._open_spark() as spark:
             from daemon.spark.matching import find_matches  # noqa: PLC0415 - imports PySpark, which may be missing
 
-            for row in find_matches(spark, state, self._text, self._storage.properties):
+            for row in find_matches(spark, state, self._text, self._storage.properties, self._time_zone):
                 path = canonical(unquote(row["file"]))
                 if path not in adds:
                     hint = "Delete with --engine local."

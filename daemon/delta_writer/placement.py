@@ -48,7 +48,15 @@ class PlacedRows:
         self._places: set[str] = set()
 
     def find(self, state: ReplayedState) -> Iterator[FoundRows]:
-        """Raises `RowsMoved`, and what the log's readers raise."""
+        """Raises `RowsMoved`, `ObjectMissing` if the state is older, and what the log's readers raise."""
+        if state.version < self._version:
+            raise ObjectMissing(
+                f"the Delta table ends at version {state.version}, but version {self._version} was synced already, and "
+                "rows were deleted in Iceberg since then",
+                version=self._version,
+                path=self._log.folder,
+                hint="Restore the log. If the table was put back, `dvsync resync` accepts it; the rows are back then.",
+            )
         self._read_commits(state.version)
         adds = {add.path: add for add in adds_from_batches(state.rows.to_batches())}
         removed = {remove.path for commit in self._commits for remove in commit.removes}

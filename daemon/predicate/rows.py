@@ -109,9 +109,17 @@ class _File:
         columns = [parquet.schema.column(number) for number in range(len(parquet.schema.names))]
         self._int96 = {column.path for column in columns if column.physical_type == "INT96"}
         self._places: dict[Field, tuple[str, ...] | None] = {}
+        has_ids = any(FIELD_ID in (column.metadata or {}) for column in parquet.schema_arrow)
         for field in fields_in(predicate):
-            if not field.is_partition:
-                self._places[field] = self._find(parquet.schema_arrow, field)
+            if field.is_partition:
+                continue
+            if field.ids is not None and not has_ids:
+                raise Unsupported(
+                    "the file has no field ids, and the column mapping is by id: Delta on Spark does not read it",
+                    path=path,
+                    hint="Rewrite the file, with field ids, with the program that wrote it.",
+                )
+            self._places[field] = self._find(parquet.schema_arrow, field)
         self.columns = [".".join(place) for place in self._places.values() if place]
 
     def _find(self, schema: pa.Schema, field: Field) -> tuple[str, ...] | None:

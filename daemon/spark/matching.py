@@ -20,14 +20,18 @@ HINT = "Correct the predicate. Nothing was deleted."
 
 
 def find_matches(
-    spark: SparkSession, state: ReplayedState, predicate: str, properties: Mapping[str, str]
+    spark: SparkSession, state: ReplayedState, predicate: str, properties: Mapping[str, str], time_zone: str
 ) -> Iterator[dict[str, Any]]:
     """Yield a row of `aggregate_positions` for each file with live rows that fulfil the predicate.
+
+    `time_zone` is that of timestamp partition values without one.
 
     Raises `ConfigInvalid` if Spark does not know the predicate's meaning, or if it does not depend on the row alone;
     else as `read_delta` and `known_errors`.
     """
-    frame = read_delta(spark, state.location, version=state.version, properties=properties, keep_deleted=True)
+    frame = read_delta(
+        spark, state.location, version=state.version, properties=properties, keep_deleted=True, time_zone=time_zone
+    )
     with known_errors():
         live = frame.where(F.col(MARKER) == 0)
         try:

@@ -27,6 +27,7 @@ from daemon.spark.java_classes import new_object
 from daemon.spark.scan_schema import ScanColumn, as_struct, scan_columns
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
+from daemon.translate.partition_values import ZONE
 from state.records import DeletionVectorDescriptor
 
 # Delta's own name for it.
@@ -43,13 +44,15 @@ def read_delta(
     version: int | None = None,
     properties: Mapping[str, str] | None = None,
     keep_deleted: bool = False,
+    time_zone: str | None = None,
 ) -> DataFrame:
     """Return the rows of the Delta table at `location`, at `version` or the newest one.
 
     `properties` are PyIceberg's for the store of the log (`storage` in config.yaml); for data files and DVs, Spark uses
     its own Hadoop settings. With `keep_deleted`, deleted rows stay, and one more column is the marker
     `__delta_internal_is_row_deleted`: 1 for a deleted row, else 0. The version is fixed here, the rows are read later.
-    Spark's filters skip files by partition values and statistics.
+    Spark's filters skip files by partition values and statistics. `time_zone` is that of timestamp partition values
+    without one, by default the session's.
 
     Raises `Unsupported` naming a feature that is not known, `CorruptInput`, `ObjectMissing` and `ObjectStoreAway`. What
     fails later raises Spark's exceptions; in a block of `known_errors` it raises these kinds.
@@ -64,7 +67,7 @@ def read_delta(
         columns = scan_columns(state.metadata)
         check_features(state.protocol, used_features(state.metadata))
         with known_errors():
-            files = _open_files(spark, state, columns)
+            files = _open_files(spark, state, columns, time_zone)
             return _scan(spark, files, columns, keep_deleted=keep_deleted)
 
 
@@ -94,7 +97,9 @@ def _marker(spark: SparkSession, files: DataFrame) -> Column:
     return Column(marker.column(MARKER, files[VECTOR]._jc, row_index._jc))
 
 
-def _open_files(spark: SparkSession, state: ReplayedState, columns: Sequence[ScanColumn]) -> DataFrame:
+def _open_files(
+    spark: SparkSession, state: ReplayedState, columns: Sequence[ScanColumn], time_zone: str | None
+) -> DataFrame:
     """Return all rows of the files, deleted ones too, by the columns' names in the files.
 
     If a file has a DV, there is one more column VECTOR, for `DeletionMarker.java`.
@@ -102,7 +107,7 @@ def _open_files(spark: SparkSession, state: ReplayedState, columns: Sequence[Sca
     data = as_struct([column.file_field for column in columns if not column.is_partition])
     partitions = as_struct([column.file_field for column in columns if column.is_partition])
     bounded = as_struct([column.file_field for column in columns if column.has_bounds])
-    values = [_partition_value(field) for field in partitions]
+    values = [_partition_value(field, time_zone) for field in partitions]
     adds = state.rows.select(["path", "size", "partition_values", "stats"])
     vectors = [_encode_vector(state.location, add.deletion_vector) for add in state.read_adds()]
     if any(vectors):
@@ -157,7 +162,7 @@ def _encode_vector(location: str, descriptor: DeletionVectorDescriptor | None) -
     return pack(">qqi", offset, descriptor.cardinality, descriptor.size_in_bytes) + path + inline
 
 
-def _partition_value(field: StructField) -> Column:
+def _partition_value(field: StructField, time_zone: str | None) -> Column:
     """Return the value that the log has as text. PROTOCOL.md, "Partition Value Serialization": "" is null.
 
     For strings it is not, as for Delta on Spark.
@@ -165,6 +170,8 @@ def _partition_value(field: StructField) -> Column:
     text = F.try_element_at("partition_values", F.lit(field.name))
     if field.dataType.typeName() != "string":
         text = F.nullif(text, F.lit(""))
+    if time_zone and field.dataType.typeName() == "timestamp":
+        text = F.when(text.rlike(f"({ZONE})$"), text).otherwise(F.concat(text, F.lit(f" {time_zone}")))
     what = f" is no {field.dataType.simpleString()}, but the partition value of column {field.name}"
     return F.when(
         text.isNotNull(), F.coalesce(text.try_cast(field.dataType), F.raise_error(F.concat(text, F.lit(what))))

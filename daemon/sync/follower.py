@@ -214,11 +214,11 @@ class Follower:
         context = self._context
         handled = hand_over(context, record, table)
         record = leave_other_table(context, record, table)
-        shown = self._upgraded(rebuild(context, record, table, handled.marker, handled.vectors))
         try:
+            shown = self._upgraded(rebuild(context, record, table, handled.marker, handled.vectors))
             shown, result = self._show_state(shown)
-        except (StateMismatch, AccountMismatch) as mismatch:
-            shown, result = self._replace(shown.record, table, str(mismatch))
+        except (ReplacementNeeded, StateMismatch, AccountMismatch) as mismatch:
+            shown, result = self._replace(context.find_record() or record, table, str(mismatch))
         context.notify(make_notice(handled.kind, shown.record, handled.told, context.clock))
         version = shown.record.synced_version
         assert version is not None, "what is shown has a version"

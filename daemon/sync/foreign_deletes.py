@@ -118,6 +118,8 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     told, kind = f"{_told(rows)} in Iceberg, in Delta by version {version}: {who}", NoticeKind.ROWS_DELETED
     if version is None:
         told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
+        if not rows:
+            told = f"no row was deleted in Iceberg, where others committed: {who}"
         kind = NoticeKind.TARGET_CHANGED
     else:
         _log.info(events.ROWS_DELETED, version=version, reason=told)
@@ -210,8 +212,8 @@ class _ForeignDeletes:
         if lost := _difference(self.shown_by_own, self.shown):
             raise self._refused(f"deleted rows of {some_of(sorted(lost))} are back")
 
-    def _refused(self, what: str) -> TargetChanged:
-        return target_changed(self._context, self._table, f"{what}; it was {foreign_commits(self._table)}")
+    def _refused(self, what: str, *, first: str = "") -> TargetChanged:
+        return target_changed(self._context, self._table, f"{what}; it was {foreign_commits(self._table)}", first=first)
 
     def _removed_by(self, snapshot: Snapshot) -> set[str]:
         """Return the data files that `snapshot` does not show any more."""
@@ -239,7 +241,9 @@ class _ForeignDeletes:
         if account is None or count > settings.foreign_deletes_max * account.live_rows:
             of_all = f" of {account.live_rows:,}" if account else ""
             raise self._refused(
-                f"{counted(count, 'row')}{of_all} deleted, and the setting `deletes` is {settings.deletes}"
+                f"{counted(count, 'row')}{of_all} deleted, and the setting `deletes` is {settings.deletes}",
+                first="If Delta is to lose these rows, too, set a larger share for the table, then `dvsync resume "
+                f"{settings.name}`. Else ",
             )
 
     def shown_by(self, snapshot: Snapshot) -> Rows:

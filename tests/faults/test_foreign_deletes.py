@@ -15,6 +15,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyiceberg.expressions import EqualTo
 from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent
 from pyiceberg.types import StringType
 
@@ -22,7 +23,7 @@ from daemon.config.settings import NoticeKind
 from daemon.delta.commit_info import read_commit_info
 from daemon.delta_writer import vectors
 from daemon.doctor.diagnosis import diagnose
-from daemon.errors import CorruptInput, StateStoreAway, TargetChanged, Unsupported
+from daemon.errors import CorruptInput, ObjectMissing, StateStoreAway, TargetChanged, Unsupported
 from daemon.iceberg.manifests import entry_key
 from daemon.iceberg.marker import shown_by
 from daemon.iceberg.pyiceberg_ext.records import data_file_record
@@ -171,6 +172,19 @@ def test_whole_files(both: Both) -> None:
     assert sorted(unquote(line["remove"]["path"]) for line in both.committed(2)[1:]) == sorted((both.a, both.b))
 
 
+def test_a_partition_deleted_by_pyiceberg(tmp_path: Path) -> None:
+    """It leaves the deletions of a file that goes: the table is rewritten, and somebody is told what Delta lost."""
+    both = Both(tmp_path, deletes="80%")
+    notices: list[Notice] = []
+    both.bench.context = replace(both.bench.context, notify=notices.append)
+    both.bench.follower = Follower(both.bench.context)
+    both.bench.iceberg().delete(EqualTo("part", "x"))
+    both.bench.sync()
+    expect(both.delta, {both.a: range(6), both.b: range(5)})
+    both.check()
+    assert [notice.event for notice in notices] == [NoticeKind.ROWS_DELETED]
+
+
 def test_files_that_delta_rewrote(both: Both) -> None:
     """The table does not track rows: without a commit to Delta its rows are back, and somebody is told."""
     notices: list[Notice] = []
@@ -287,15 +301,17 @@ def test_told_once(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_what_is_refused(both: Both) -> None:
     """Too many rows, other changes than deletes, a table that is not configured: parked, and Delta is as it was."""
 
-    def refused(text: str) -> None:
+    def refused(text: str, hint: str = "brings back Delta's state") -> None:
         for _ in range(2):
             with pytest.raises(TargetChanged, match=text) as raised:
                 both.bench.sync()
             assert "handmade 1" in raised.value.message
+            assert hint in (raised.value.hint or "")
         assert both.newest() == both.delta.version
 
     both.delete({both.a: range(5), both.c: range(4)})
-    refused(r"9 rows of 17 deleted, and the setting `deletes` is 50%")
+    larger = "set a larger share for the table, then `dvsync resume t`. Else `dvsync resync t` brings back"
+    refused(r"9 rows of 17 deleted, and the setting `deletes` is 50%", larger)
     both.bench.sync(full=True)
     add_in_iceberg(both.bench, f"{both.delta.location}/{both.a}")
     refused("1 data file came, such as")
@@ -321,6 +337,21 @@ def test_what_is_refused(both: Both) -> None:
     verdict, text = both.doctor()
     assert (verdict, "could not: the table does not allow new deletion vectors" in text) == ("note", True)
     assert both.newest() == both.delta.version
+
+
+def test_a_commit_that_deletes_no_row(tmp_path: Path) -> None:
+    """Such as what joins delete files: dvsync goes on, and says so."""
+    both = Both(tmp_path)
+    notices: list[Notice] = []
+    both.bench.context = replace(both.bench.context, notify=notices.append)
+    both.bench.follower = Follower(both.bench.context)
+    with both.bench.iceberg().transaction() as transaction, transaction.update_snapshot().fast_append():
+        pass
+    both.bench.sync()
+    both.check()
+    (notice,) = notices
+    assert notice.event is NoticeKind.TARGET_CHANGED
+    assert "no row was deleted in Iceberg, where others committed: snapshot" in notice.text
 
 
 def test_optimized_on_the_way(both: Both, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -484,6 +515,24 @@ def test_a_damaged_vector_of_theirs(tmp_path: Path) -> None:
     with pytest.raises(CorruptInput, match="checksum of a deletion vector"):
         both.bench.sync()
     assert both.newest() == both.delta.version
+
+
+def test_an_older_delta(both: Both) -> None:
+    """Its log is being restored, or a listing lags: no version is written that it had already."""
+    delta = both.delta
+    delta.commit(delta.delete({both.a: [1]}), operation="DELETE")
+    both.bench.sync()
+    both.delete({both.a: [0]})
+    path = delta.commit_path(delta.version)
+    data = path.read_bytes()
+    path.unlink()
+    with pytest.raises(ObjectMissing, match="ends at version 1, but version 2 was synced already"):
+        both.bench.sync()
+    assert not path.exists()
+    path.write_bytes(data)
+    both.bench.sync()
+    expect(delta, {both.a: [0]})
+    both.check()
 
 
 def test_without_the_lease_nothing_is_written(both: Both) -> None:

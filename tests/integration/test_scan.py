@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from daemon.delta_writer.deletion import delete_rows
 from daemon.errors import CorruptInput, Unsupported
 from daemon.spark.failures import known_errors
 from daemon.spark.scan import MARKER, read_delta
@@ -285,6 +286,16 @@ def test_partition_values(spark: SparkSession, tmp_path: Path) -> None:
     table.commit(actions)
     moments = [row.part and str(row.part) for row in read_delta(spark, table.location).orderBy("id").collect()]
     assert moments == ["1999-12-31 23:59:59.123456", "1999-12-31 23:59:59.123456", None]
+    # In a zone that is not the session's, the second one is in the next year.
+    done = delete_rows(
+        table.location,
+        "part >= TIMESTAMP '2000-01-01 00:00:00Z'",
+        spark=spark,
+        engine="spark",
+        time_zone="America/New_York",
+        dry_run=True,
+    )
+    assert done.deleted_rows == 1
     actions[0]["add"]["partitionValues"] = {"part": "soon"}
     table.commit(actions[:1])
     with pytest.raises(CorruptInput, match="soon is no timestamp, but the partition value of column part"):

@@ -328,6 +328,8 @@ def test_given_positions(table: HandmadeTable) -> None:
     firsts = [table.rows[path][0][0] for path in (first, second)]
     assert ids(table.folder) == left(lambda number: number in (firsts[0], firsts[0] + 1, firsts[1] + 99))
     assert actions(table.folder, 3, "commitInfo")[0]["userName"] == "somebody"
+    (marked,) = (path for path in table.live if table.deleted[path])
+    assert commit(table, Fixed({marked: set()})).version is None, "no row is back"
     with pytest.raises(CorruptInput, match="beyond the 100 rows"):
         commit(table, Fixed({first: {100}}))
 

@@ -371,6 +371,13 @@ def test_column_mapping(mode: str) -> None:
     assert positions(table, "new = 1", found) == []
 
 
+def test_files_without_ids() -> None:
+    """By id, none of their columns is found: Delta on Spark does not read them, and no row of theirs is null."""
+    schema = json.dumps({"type": "struct", "fields": [mapped("n", 1, "long", "n")]})
+    with pytest.raises(Unsupported, match="the file has no field ids"):
+        positions(pa.table({"n": [1, 2]}), "n IS NULL", Metadata("id", schema, [], {"delta.columnMapping.mode": "id"}))
+
+
 @pytest.mark.parametrize(
     ("column", "stored", "values", "predicate", "expected"),
     [
