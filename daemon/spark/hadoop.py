@@ -63,9 +63,9 @@ def own_settings(location: str, properties: Mapping[str, str]) -> dict[str, str]
     """Return the settings for the files at `location` alone. Hadoop keeps no client with them."""
     settings = _of_bucket(location, s3a_settings(properties)) if _is_on_s3(location) else {}
     place = urlsplit(location)
-    # On ADLS, `container@host`.
-    host = place.hostname if "@" in place.netloc else None
-    return {**_azure(properties, host), **settings, f"fs.{place.scheme}.impl.disable.cache": "true"}
+    # On ADLS, `container@host`; Hadoop looks for the host as it is spelled.
+    _, at, host = place.netloc.rpartition("@")
+    return {**_azure(properties, host if at else None), **settings, f"fs.{place.scheme}.impl.disable.cache": "true"}
 
 
 def _of_bucket(location: str, settings: Mapping[str, str]) -> dict[str, str]:
