@@ -62,8 +62,10 @@ def _hadoop_settings(settings: Settings, sources: Iterable[str]) -> dict[str, st
 def own_settings(location: str, properties: Mapping[str, str]) -> dict[str, str]:
     """Return the settings for the files at `location` alone. Hadoop keeps no client with them."""
     settings = _of_bucket(location, s3a_settings(properties)) if _is_on_s3(location) else {}
-    scheme = urlsplit(location).scheme
-    return {**_azure(properties), **settings, f"fs.{scheme}.impl.disable.cache": "true"}
+    place = urlsplit(location)
+    # On ADLS, `container@host`; Hadoop looks for the host as it is spelled.
+    _, at, host = place.netloc.rpartition("@")
+    return {**_azure(properties, host if at else None), **settings, f"fs.{place.scheme}.impl.disable.cache": "true"}
 
 
 def _of_bucket(location: str, settings: Mapping[str, str]) -> dict[str, str]:
@@ -106,10 +108,10 @@ def _provider(properties: Mapping[str, str], found: Mapping[str, str]) -> str:
     return f"{S3A}SimpleAWSCredentialsProvider" if "fs.s3a.access.key" in found else DEFAULT_CHAIN
 
 
-def _azure(properties: Mapping[str, str]) -> dict[str, str]:
+def _azure(properties: Mapping[str, str], host: str | None = None) -> dict[str, str]:
     account = properties.get("adls.account-name")
-    host = properties.get("adls.account-host") or f"{account}.dfs.core.windows.net"
-    if account is None and "adls.account-host" not in properties:
+    host = host or properties.get("adls.account-host") or (account and f"{account}.dfs.core.windows.net")
+    if not host:
         return {}
     if key := properties.get("adls.account-key"):
         return {f"fs.azure.account.key.{host}": key}

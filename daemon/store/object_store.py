@@ -103,7 +103,8 @@ class StoredObject(ArrowPlace):
         """Open a new file for writing. It exists once it is closed; up to BLOCK_BYTES are one request."""
         import obstore  # noqa: PLC0415 - most processes use no object store
 
-        return obstore.open_writer(self.store, self.key, buffer_size=BLOCK_BYTES)
+        with as_os_errors():
+            return obstore.open_writer(self.store, self.key, buffer_size=BLOCK_BYTES)
 
     def _meta(self, found: Any, path: str | None = None) -> FileMeta:
         return FileMeta(path or self.path, found["size"], int(found["last_modified"].timestamp() * 1000))
@@ -167,7 +168,9 @@ class AzureObject(StoredObject):
         entries: dict[str, FileMeta | None] = {_name(prefix): None for prefix in found["common_prefixes"]}
         for each in found["objects"]:
             name = _name(each["path"])
-            entries[name] = self._meta(each, f"{self.path}/{name}")
+            # Hadoop marks a folder by an empty file with its name.
+            if each["size"] or name not in entries:
+                entries[name] = self._meta(each, f"{self.path}/{name}")
         if not entries and not allow_not_found:
             raise FileNotFoundError(self.path)
         return entries
@@ -178,7 +181,8 @@ class AzureObject(StoredObject):
         with as_os_errors():
             chunks = list(obstore.list(self.store, self.key))
         files = (each for chunk in chunks for each in chunk)
-        return (self._meta(each, f"{self.path}{each['path'].removeprefix(self.key)}") for each in files)
+        container = self.path.removesuffix(self.key).rstrip("/")
+        return (self._meta(each, f"{container}/{each['path']}") for each in files)
 
 
 def _name(key: str) -> str:
@@ -264,10 +268,15 @@ def _opened_azure(authority: str, frozen: frozenset[tuple[str, str]]) -> AzureSt
     """Open the container of `container@host` or of the account in the properties. Raises OSError."""
     properties = dict(frozen)
     container, _, host = authority.partition("@")
+    host = host.lower()
     account = host.partition(".")[0] or properties.get("adls.account-name") or os.environ.get(ACCOUNT_VARIABLE)
     if not account:
         raise OSError("neither the path nor adls.account-name has the name of the storage account")
-    config: AzureConfig = {"account_name": account, **_azure_credentials(account, host, properties)}
+    credentials = _azure_credentials(account, host, properties)
+    # Else the environment could send the requests to an emulator, and leave configured credentials out.
+    config: AzureConfig = {"account_name": account, "use_emulator": False, **credentials}
+    if credentials:
+        config["skip_signature"] = False
     scheme = properties.get("adls.blob-storage-scheme", "https")
     if blobs := properties.get("adls.blob-storage-authority"):
         config["endpoint"] = (
@@ -284,12 +293,13 @@ def _opened_azure(authority: str, frozen: frozenset[tuple[str, str]]) -> AzureSt
 
 def _azure_credentials(account: str, host: str, properties: Mapping[str, str]) -> AzureConfig:
     """Return the first of PyIceberg's properties that is set; nothing: obstore looks where Azure's tools do."""
-    if key := properties.get("adls.account-key"):
+    key = properties.get("adls.account-key")
+    # Catalogs that issue tokens for a table add the account. A configured key may be that of another one.
+    own = (properties.get(f"adls.sas-token.{name}") for name in (host, account))
+    if sas := next(filter(None, own), None if key else properties.get("adls.sas-token")):
+        return {"credential_type": "sas_token", "sas_key": sas.removeprefix("?")}
+    if key:
         return {"credential_type": "access_key", "account_key": key}
-    # Catalogs that issue them for a table add the account.
-    for name in ("adls.sas-token", f"adls.sas-token.{host}", f"adls.sas-token.{account}"):
-        if sas := properties.get(name):
-            return {"credential_type": "sas_token", "sas_key": sas.removeprefix("?")}
     if token := properties.get("adls.token"):
         return {"credential_type": "bearer_token", "token": token}
     tenant, client, secret = (properties.get(f"adls.{name}") for name in ("tenant-id", "client-id", "client-secret"))

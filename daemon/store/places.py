@@ -1,4 +1,4 @@
-"""The stores: this machine, and what PyArrow reads; `object_store.py` has S3. One object stands for one file or folder.
+"""The stores: this machine, and what PyArrow reads; `object_store.py` has S3 and ADLS. An object is one file or folder.
 
 The methods raise OSError: FileNotFoundError if nothing is there. `storage.py` chooses the store of a path.
 """

@@ -162,6 +162,13 @@ def test_files_on_adls(azure: Azure) -> None:
     storage.delete(path)
     assert not storage.exists(path)
     assert list(storage.list_from(folder, "")) == []
+    # As Hadoop marks the folder `marked/t`.
+    for key, content in (("t", b""), ("t/a", b"1"), ("file", b"1"), ("file/a", b"1")):
+        with azure.files.open_output_stream(f"lake/marked/{key}") as stream:
+            stream.write(content)
+    assert storage.list_folders(f"{LAKE}/marked") == ["t"]
+    assert [file.path for file in storage.list_from(f"{LAKE}/marked", "")] == [f"{LAKE}/marked/file"]
+    assert f"{LAKE}/marked/t/a" in {file.path for file in storage.list_below(LAKE)}
     with pytest.raises(ObjectMissing):
         storage.read(path)
     with pytest.raises(ObjectStoreAway, match="ContainerNotFound"):

@@ -1,4 +1,4 @@
-"""PyIceberg's FileIO with fewer requests to S3: one for each file that is read or written, and none before it.
+"""PyIceberg's FileIO with fewer requests to S3 and ADLS: one for each file that is read or written, and none before it.
 
 PyIceberg's module about PyArrow is imported when it is needed: it imports pyarrow.dataset, and that imports pandas, if
 it is installed. An idle daemon needs neither, which together take 50 MB.
@@ -24,14 +24,14 @@ if TYPE_CHECKING:
 MANIFEST_SUFFIX = ".avro"
 WRITTEN_BYTES_MAX = 16 << 20
 WRITTEN_FILE_BYTES_MAX = 1 << 20
-# The newest manifests and manifest lists that this process wrote to S3, by location: the next commit reads them. Their
+# The newest manifests and manifest lists that this process wrote to S3 or ADLS: the next commit reads them. Their
 # names are unique, so what was written once stays true.
 written_manifests: Recent[bytes] = Recent(WRITTEN_BYTES_MAX, len)
 
 
 class StoreFileIO(FileIO):
-    """Reads and writes files on S3 by obstore, and reads local files. PyArrowFileIO, which is used for the others, asks
-    for a file before it reads or writes it, and uploads a small one with three requests.
+    """Reads and writes files on S3 and ADLS by obstore, and reads local files. PyArrowFileIO, which is used for the
+    others, asks for a file before it reads or writes it, and uploads a small one with three requests.
     """
 
     @cached_property
@@ -111,7 +111,7 @@ class _StoredFile(InputFile, OutputFile):
 
 
 class StoredOutput(io.RawIOBase):
-    """Sends a file to S3 when it is closed; a large one also earlier, in parts."""
+    """Sends a file to S3 or ADLS when it is closed; a large one also earlier, in parts."""
 
     def __init__(self, location: str, remote: StoredObject) -> None:
         self._location = location

@@ -8,7 +8,7 @@ import pyspark
 import pytest
 
 from daemon.config.settings import Settings, TableSettings
-from daemon.spark.hadoop import DEFAULT_CHAIN, S3A, with_stores
+from daemon.spark.hadoop import DEFAULT_CHAIN, S3A, own_settings, with_stores
 from daemon.spark.jars import hadoop_version, joined, s3_jars
 from daemon.spark.session import launch_conf, session_conf
 
@@ -173,6 +173,8 @@ def test_azure_and_google():
     assert oauth[f"spark.hadoop.fs.azure.account.auth.type.{host}"] == "OAuth"
     assert oauth[f"spark.hadoop.fs.azure.account.oauth2.client.secret.{host}"] == "s"
     assert conf_of(storage={"adls.account-name": "lake"}) == conf_of(storage={"adls.token": "x"}) == {}
+    vended = own_settings(f"abfss://raw@{host}/t", {"adls.account-name": "other", "adls.sas-token": "s"})
+    assert vended[f"fs.azure.sas.fixed.token.{host}"] == "s", "that of the path"
     google = conf_of(storage={"gcs.project-id": "p", "gcs.service.host": "http://h"})
     assert google["spark.hadoop.fs.gs.project.id"] == "p"
     assert google["spark.hadoop.fs.gs.storage.root.url"] == "http://h"

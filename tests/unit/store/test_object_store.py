@@ -125,6 +125,8 @@ AZURE = "abfss://lake@account.dfs.core.windows.net/t/a b+%41"
         ({"adls.sas-token": "?sv=1&sig=a%2Bb"}, "", "?sv=1&sig=a%2Bb"),
         ({"adls.sas-token.account.dfs.core.windows.net": "sv=1&sig=c"}, "", "?sv=1&sig=c"),
         ({"adls.sas-token.account": "sv=1&sig=d"}, "", "?sv=1&sig=d"),
+        ({"adls.sas-token.account": "sv=1&sig=d", "adls.account-key": "b3RoZXI="}, "", "?sv=1&sig=d"),
+        ({"adls.sas-token": "sv=1&sig=e", "adls.account-key": "a2V5"}, "SharedKey account:", ""),
         ({"adls.token": "bearer"}, "Bearer bearer", ""),
     ],
 )
@@ -135,12 +137,19 @@ def test_credentials_for_adls(
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "other")
     monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "b3RoZXI=")
     monkeypatch.setenv("AZURE_STORAGE_TOKEN", "other")
+    monkeypatch.setenv("AZURE_SKIP_SIGNATURE", "true")
+    monkeypatch.setenv("AZURE_STORAGE_USE_EMULATOR", "true")
     host = f"127.0.0.1:{server.server_port}"
     place = {"adls.blob-storage-authority": host, "adls.blob-storage-scheme": "http"}
     assert not FileIOStorage({**place, **properties}).exists(AZURE)
     assert server.path == f"/account/lake/t/a%20b+%2541{query}"
     said = server.headers.get("authorization", "")
     assert said.startswith(header) and bool(said) == bool(header)
+
+
+def test_a_key_that_obstore_refuses() -> None:
+    with pytest.raises(OSError, match="illegal character"):
+        StoreFileIO({"adls.account-key": "a2V5"}).new_output(f"{AZURE}/../a").create()
 
 
 @pytest.mark.parametrize(
@@ -151,6 +160,7 @@ def test_credentials_for_adls(
         ("abfss://lake@account.dfs.core.chinacloudapi.cn/t", {}, "https://account.blob.core.chinacloudapi.cn"),
         ("abfss://lake@onelake.dfs.fabric.microsoft.com/t", {}, "https://onelake.blob.fabric.microsoft.com"),
         (AZURE, {"adls.blob-storage-authority": ".blob.local"}, "https://account.blob.local"),
+        ("abfss://lake@Account.DFS.core.windows.net/t", {}, "https://account.blob.core.windows.net"),
         ("abfss://lake/t", {"adls.account-name": "named"}, None),
     ],
 )
