@@ -46,7 +46,7 @@ def test_lists_under_column_mapping(service: Service, tmp_path: Path) -> None:
     table.step(LISTS_ROWS % (0, 10), operation="append")
     table.step(LISTS_ROWS % (10, 15), operation="append")
     assert len(mirrors_of(table)) == 2
-    # Else Spark packs both vectors in one file or not, by the hashes of the files' names, and VACUUM removes one or not.
+    # Else the hashes of the files' names decide whether Spark packs both vectors in one file.
     with table.writer.confs({"spark.sql.shuffle.partitions": "1"}):
         table.step("DELETE FROM {t} WHERE id % 4 = 1", operation="delete")
     table.step("UPDATE {t} SET tags = array('u') WHERE id = 2", operation="overwrite")
