@@ -32,7 +32,12 @@ hypothesis.settings.load_profile("ci")
 # Of integration: their store is a setting of the JVM that all workers share.
 S3_MODULES = {"test_catalogs", "test_init", "test_mirror_lives", "test_object_stores"}
 # The files of a group are one worker's: they share what takes a while to start, servers and the daemon's Spark.
-GROUPS = {"S3": S3_MODULES, "kill": {"test_kill", "test_power_cut"}, "Spark": {"test_first_sync", "test_spark_threads"}}
+GROUPS = {
+    "S3": S3_MODULES,
+    "kill": {"test_kill", "test_power_cut"},
+    "Spark": {"test_first_sync", "test_spark_threads"},
+    "metastores": {"test_metastores", "test_hive_and_glue"},
+}
 
 
 LONG_WAIT_S = 1.0

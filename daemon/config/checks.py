@@ -9,6 +9,7 @@ from importlib.metadata import distributions
 
 from daemon.config.readable import SENT_TEXT, Readable
 from daemon.config.settings import Settings, SourceName, TableSettings
+from daemon.config.value_types import is_metastore
 from daemon.store.locations import by_spelling, canonical, vacuum_cleaners
 
 # A shorter token could be guessed.
@@ -70,8 +71,13 @@ def _property_faults(readable: Readable) -> Iterator[str]:
         kind = properties.get("type", "").lower()
         if "auth" in properties:
             yield f"catalogs.{name}.auth: is not a section of keys, such as {{type: basic, basic: {{username: …}}}}"
+        needed = SOURCE_TYPES.get(kind, ("", None))[1]
+        if needed and not any(distributions(name=needed)):
+            yield f"catalogs.{name}.type: needs {needed}: install the extra `{kind}` of dvsync's wheel"
         if kind == "rest" and not re.match(r"https?://", properties.get("uri", "https://"), re.IGNORECASE):
             yield f"catalogs.{name}.uri: does not begin with http:// or https://"
+        if kind == "hive" and not properties.get("uri", "thrift://").startswith("thrift://"):
+            yield f"catalogs.{name}.uri: does not begin with thrift://"
         if kind != "sql":
             continue
         if "uri" not in given:
@@ -96,6 +102,9 @@ def _catalog_faults(readable: Readable) -> Iterator[str]:
             yield f"{place}.catalog: is missing; name one of the catalogs ({named}), here or under defaults"
         elif catalog not in known and catalog != default:
             yield f"{place}.catalog: there is no catalog {catalog!r} under catalogs ({named})"
+    for place, table in readable.tables():
+        if is_metastore(known.get(table.catalog, {})) and table.target.count(".") > 1:
+            yield f"{place}.target: Hive and Glue have one level of namespaces: write database.table"
 
 
 def _source_faults(readable: Readable) -> Iterator[str]:
@@ -133,7 +142,7 @@ def fault_of_name(sources: Mapping[str, Mapping[str, str]], wanted: SourceName) 
 
 
 def _clashes(readable: Readable) -> Iterator[str]:
-    claims = Claims()
+    claims = Claims(readable.settings)
     patterns: dict[str, str] = {}
     for place, table in readable.tables():
         if table.is_pattern:
@@ -150,7 +159,8 @@ def _clashes(readable: Readable) -> Iterator[str]:
 class Claims:
     """The names, targets and folders that tables have: no two tables may have the same."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._ignore_case = {name for name, each in settings.catalogs.items() if is_metastore(each)}
         self._names: dict[str, str] = {}
         self._targets: dict[tuple[str, str], str] = {}
         self._places: dict[str, str] = {}
@@ -159,14 +169,14 @@ class Claims:
 
     def add(self, who: str, table: TableSettings) -> None:
         self._names.setdefault(table.name, who)
-        self._targets.setdefault((table.catalog, table.target), who)
+        self._targets.setdefault(self._target_of(table), who)
         for location in _written(table):
             self._places.setdefault(location, who)
             self._around.update(dict.fromkeys(_folders_around(location), location))
 
     def clashes(self, table: TableSettings) -> Iterator[tuple[str, str]]:
         """Yield who has the target, the name or a folder of `table` already, each after the key that says so."""
-        taken, named = self._targets.get((table.catalog, table.target)), self._names.get(table.name)
+        taken, named = self._targets.get(self._target_of(table)), self._names.get(table.name)
         if taken:
             yield ".target", f"{table.target} is already the target of {taken}"
         # Two tables with the same target and the same name get one fault, not two.
@@ -177,6 +187,9 @@ class Claims:
             if location := next(within, self._around.get(own)):
                 who = self._places[location]
                 yield "", f"its files would overlap those of {who} at {location}; give each its own location"
+
+    def _target_of(self, table: TableSettings) -> tuple[str, str]:
+        return table.catalog, table.target.lower() if table.catalog in self._ignore_case else table.target
 
 
 def _written(table: TableSettings) -> list[str]:

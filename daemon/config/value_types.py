@@ -30,6 +30,11 @@ def is_rest(properties: Mapping[str, str]) -> bool:
     return properties.get("type", "").lower() == "rest" or properties.get("uri", "").startswith("http")
 
 
+def is_metastore(properties: Mapping[str, str]) -> bool:
+    """Whether these are the properties of a catalog in a Hive Metastore or in Glue, where names ignore case."""
+    return properties.get("type", "").lower() in ("hive", "glue") or properties.get("uri", "").startswith("thrift")
+
+
 def duration_s(value: object) -> float:
     """Convert `10s`, `1m30s` or `250ms` to seconds. A bare number is refused: its unit would be a guess."""
     if isinstance(value, str) and re.search(r"[a-z]", value, re.IGNORECASE):

@@ -14,6 +14,7 @@ from pyiceberg.io import PY_IO_IMPL
 
 from daemon.config.value_types import SCOPES, is_rest, sqlite_file
 from daemon.errors import CatalogAway, ConfigInvalid
+from daemon.iceberg.pyiceberg_ext.clients import use_own_metastores
 from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_metadata_files, writes_metadata_files
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
@@ -138,6 +139,7 @@ def _open(name: str, properties: Mapping[str, str]) -> Catalog:
     remember_metadata()
     allow_version_3()
     know_variant()
+    use_own_metastores()
     if is_rest(properties):
         # Only for them: with the HTTP client, its import is a tenth of all imports of `dvsync sync`.
         from daemon.iceberg.pyiceberg_ext.rest_sessions import limit_waiting  # noqa: PLC0415

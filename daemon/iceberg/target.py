@@ -229,6 +229,8 @@ class Target:
                 f"another writer committed to {self.identifier} first: {error}",
                 hint="dvsync reads the table again. If the other writer is not dvsync, `on_foreign_commit` counts.",
             ) from error
+        except SyncError:
+            raise
         except Exception as error:
             is_new = isinstance(table, StagedTable) or table.metadata.format_version < format_version
             if isinstance(error, BadRequestError) and format_version > 2 and is_new:

@@ -94,7 +94,7 @@ class _Search:
         self._records = [record for record in records if settings.share.owns(record.target)]
         self._owners = {record.name: record.source for record in self._records}
         self._before = before
-        self._claims = Claims()
+        self._claims = Claims(settings)
         self.found = Found([table for table in settings.tables if not table.is_pattern], settings=settings)
         # What these settings made before, they make again.
         made = (*before.tables, *before.others) if before.settings is settings else ()

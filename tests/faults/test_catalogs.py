@@ -25,8 +25,14 @@ def answer_in_part(server: socket.socket, connections: list[socket.socket]) -> N
             )
 
 
-@pytest.mark.parametrize("says", [pytest.param("nothing", marks=pytest.mark.long), "a part"])
-def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Path, says: str) -> None:
+KEYS = {"glue.region": "r", "glue.access-key-id": "a", "glue.secret-access-key": "s"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [("rest", "a part"), *(pytest.param(kind, "nothing", marks=pytest.mark.long) for kind in ("rest", "hive", "glue"))],
+)
+def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Path, kind: str, says: str) -> None:
     """It takes connections. Its tables get an error; those of the other catalog are followed."""
     table = HandmadeTable(tmp_path / "lake" / "t")
     table.create()
@@ -35,13 +41,16 @@ def test_a_catalog_that_never_answers_holds_up_only_its_own_tables(tmp_path: Pat
     with socket.create_server(("127.0.0.1", 0), backlog=100) as silent:
         if says == "a part":
             Thread(target=answer_in_part, args=(silent, connections), daemon=True).start()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        its = {
+            "rest": {"uri": f"http://{address}/"},
+            "hive": {"uri": f"thrift://{address}"},
+            "glue": {"glue.endpoint": f"http://{address}", **KEYS},
+        }
         write_config(
             tmp_path / "config.yaml",
             defaults={"poll_interval": "100ms", "engine": "local"},
-            catalogs={
-                "silent": {"type": "rest", "uri": f"http://127.0.0.1:{silent.getsockname()[1]}/"},
-                "local": sql_catalog(tmp_path),
-            },
+            catalogs={"silent": {"type": kind, **its[kind]}, "local": sql_catalog(tmp_path)},
             tables=[
                 *(
                     {"name": f"a{number}", "source": "lake/t", "target": f"a.t{number}", "catalog": "silent"}

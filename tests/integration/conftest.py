@@ -28,6 +28,7 @@ from tests.kit.writer import Writer
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from tests.kit.metastores import Glue, Hive
     from tests.kit.servers import ObjectStore
 
 LISTING_TASKS = "spark.sql.sources.parallelPartitionDiscovery.parallelism"
@@ -149,6 +150,26 @@ def s3_spark(spark: SparkSession, store: ObjectStore) -> SparkSession:
     # Iceberg's catalog keeps the settings that it found when a test first read a table by its path.
     spark._jsparkSession.sessionState().catalogManager().reset()
     return spark
+
+
+@pytest.fixture(scope="session")
+def hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hive]:
+    from tests.kit.metastores import Hive  # noqa: PLC0415 - it imports moto
+    from tests.kit.servers import hive_metastore  # noqa: PLC0415
+
+    with hive_metastore(tmp_path_factory.mktemp("hive")) as server:
+        yield Hive(server.port)
+
+
+@pytest.fixture(params=["hive", "glue"])
+def metastore(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Hive | Glue:
+    from tests.kit.metastores import Glue, update_table  # noqa: PLC0415 - it imports moto
+
+    if request.param == "hive":
+        found: Hive = request.getfixturevalue("hive")
+        return found
+    monkeypatch.setattr("moto.glue.responses.GlueResponse.update_table", update_table)
+    return Glue(request.getfixturevalue("store"))
 
 
 @pytest.fixture

@@ -1,17 +1,20 @@
-"""Iceberg tables in REST catalogs (Iceberg's own servlet, and Nessie) and in SQL catalogs on PostgreSQL."""
+"""Iceberg tables in REST catalogs (Iceberg's own servlet, and Nessie), in SQL catalogs on PostgreSQL, in a Hive
+Metastore and in Glue (moto).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.catalog import load_catalog
+from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
 
@@ -21,11 +24,14 @@ from daemon.iceberg.pyiceberg_ext.format_v3 import next_row_id
 from daemon.iceberg.pyiceberg_ext.variant import VariantType
 from daemon.iceberg.target import Target
 from daemon.maintenance.maintainer import Maintainer
+from daemon.store.locations import canonical
 from daemon.store.storage import FileIOStorage
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable
 from tests.kit.made import LaterClock
+from tests.kit.metastores import Glue, update_table
 from tests.kit.readers import READERS, assert_readers_agree
 from tests.kit.servers import ObjectStore, Server, iceberg_servlet, nessie, postgresql
+from tests.kit.spark_session import on_catalog
 
 HOUR_S = 3_600.0
 DAY_S = 86_400.0
@@ -36,20 +42,20 @@ class Served:
     """A running server and how to reach the catalog in it."""
 
     kind: str
-    server: Server
     catalog: dict[str, str]
+    server: Server | None = None
     state_url: str | None = None
+    # PyIceberg's own client, where dvsync has another one.
+    theirs: Callable[[], Catalog] | None = None
 
 
 # A REST catalog and PostgreSQL are started for `make test`; what is the same for all is shown on PostgreSQL there.
-ON_EACH = pytest.mark.parametrize(
-    "served",
-    [*(pytest.param(kind, marks=pytest.mark.long) for kind in ("servlet", "nessie")), "postgresql"],
-    indirect=True,
+NESSIE, HIVE, GLUE, SERVLET = (
+    pytest.param(kind, marks=pytest.mark.long) for kind in ("nessie", "hive", "glue", "servlet")
 )
-ON_REST = pytest.mark.parametrize(
-    "served", ["servlet", pytest.param("nessie", marks=pytest.mark.long), "postgresql"], indirect=True
-)
+ON_EACH = pytest.mark.parametrize("served", [SERVLET, NESSIE, HIVE, GLUE, "postgresql"], indirect=True)
+ON_REST_AND_EACH = pytest.mark.parametrize("served", ["servlet", NESSIE, HIVE, GLUE, "postgresql"], indirect=True)
+ON_SERVERS = pytest.mark.parametrize("served", ["servlet", NESSIE, "postgresql"], indirect=True)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,12 @@ def served(
     request: pytest.FixtureRequest, s3_spark: SparkSession, store: ObjectStore, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp(request.param)
-    with ExitStack() as running:
+    with ExitStack() as running, pytest.MonkeyPatch.context() as patch:
+        if request.param in ("hive", "glue"):
+            patch.setattr("moto.glue.responses.GlueResponse.update_table", update_table)
+            metastore = request.getfixturevalue("hive") if request.param == "hive" else Glue(store)
+            yield Served(request.param, metastore.catalog(folder), theirs=lambda: metastore.theirs(folder))
+            return
         if request.param == "servlet":
             server = running.enter_context(iceberg_servlet(folder))
             catalog = {"type": "rest", "uri": f"http://127.0.0.1:{server.port}/"}
@@ -69,9 +80,9 @@ def served(
             server = running.enter_context(postgresql())
             url = f"postgresql+psycopg://dvsync:hunter2@127.0.0.1:{server.port}/postgres"
             catalog = {"type": "sql", "uri": url, "warehouse": f"file://{folder}/warehouse", "pool_pre_ping": "true"}
-            yield Served(request.param, server, catalog, url)
+            yield Served(request.param, catalog, server, url)
             return
-        yield Served(request.param, server, catalog)
+        yield Served(request.param, catalog, server)
 
 
 @dataclass
@@ -112,14 +123,16 @@ class Followed:
     def check(self) -> Table:
         table = self.bench.iceberg()
         # Java spells local paths as DuckDB does not. Polars' own reader is told of one store, and here are two.
-        without = {"servlet": {"DuckDB"}, "nessie": {"Polars native"}}.get(self.served.kind, set())
-        assert_readers_agree(table, self.spark, self.delta.live_rows(), without=without)
+        without = "DuckDB" if self.served.kind in ("servlet", "hive") else "Polars native"
+        passed_over = set() if self.served.kind == "postgresql" else {without}
+        assert_readers_agree(table, self.spark, self.delta.live_rows(), without=passed_over)
         return table
 
     def append_as_other(self) -> None:
         rows = pa.table({"id": pa.array([999], pa.int64()), "part": ["x"], "value": ["foreign"]})
         # A SQL catalog's tables go by the catalog's name, too.
-        with closing(load_catalog("local", **self.served.catalog)) as other:
+        theirs = self.served.theirs or partial(load_catalog, "local", **self.served.catalog)
+        with closing(theirs()) as other:
             other.load_table(self.bench.target).append(rows)
 
 
@@ -181,7 +194,7 @@ def test_variants(followed):
     assert_readers_agree(table, followed.spark, rows, without=READERS.keys() - {"Spark"})
 
 
-@ON_REST
+@ON_REST_AND_EACH
 def test_life_of_a_table(followed, monkeypatch):
     """First sync, deletes, compaction, expiry and cleanup; then the state database is lost."""
     assert followed.sync().operation == "first sync"
@@ -269,7 +282,7 @@ def _check_scan(followed: Followed, table: Table, io: FileIOStorage) -> None:
         stream.write(b"{}")
     done = Maintainer(followed.bench.context).clean_up(Event(), scan=True, remove_found=True)
     is_rest = followed.served.catalog["type"] == "rest"
-    assert [file.path for file in done.found] == ([] if is_rest else [server_s])
+    assert [file.path for file in done.found] == ([] if is_rest else [canonical(server_s)])
     assert io.exists(server_s) == is_rest
 
 
@@ -289,6 +302,29 @@ def _check_lost_state(followed: Followed, table: Table) -> None:
     assert followed.bench.iceberg().metadata.current_snapshot_id == table.metadata.current_snapshot_id
     followed.delete(7)
     assert followed.sync().positions_added == 2
+
+
+@pytest.mark.parametrize("served", [HIVE], indirect=True)
+@pytest.mark.parametrize("followed", [{"format_version": 2}, {"format_version": 3}], indirect=True)
+def test_spark_in_a_metastore(followed):
+    """It reads the table by its own client of the metastore, and changes it; dvsync sees that, and goes on after it."""
+    name, served = f"local.lake.{followed.name}", followed.served.catalog
+    properties = {"type": "hive", "uri": served["uri"].split(", ")[1], "warehouse": served["warehouse"]}
+    sql = on_catalog(followed.spark, followed.folder, properties).sql
+    for position in range(3):
+        followed.delete(position)
+        followed.sync()
+        assert sorted(map(tuple, sql(f"SELECT * FROM {name}").collect())) == followed.delta.live_rows()
+    sql(f"ALTER TABLE {name} SET TBLPROPERTIES ('theirs' = 'kept')")
+    followed.delete(3)
+    followed.sync()
+    sql(f"DELETE FROM {name} WHERE id = 15")
+    followed.delete(4)
+    with pytest.raises(TargetChanged, match="was changed by someone else"):
+        followed.bench.follower.sync()
+    assert followed.bench.follower.sync(full=True).operation == "resync"
+    assert followed.check().properties["theirs"] == "kept"
+    assert sorted(map(tuple, sql(f"SELECT * FROM {name}").collect())) == followed.delta.live_rows()
 
 
 @ON_EACH
@@ -338,7 +374,7 @@ def test_a_server_that_denies_a_table_for_a_moment(followed):
     assert followed.sync().positions_added == 2
 
 
-@ON_REST
+@ON_SERVERS
 def test_a_server_that_is_killed(followed, monkeypatch):
     """Before a cycle the catalog is away; in the middle of a commit its outcome is unknown; then all goes on."""
     followed.sync()

@@ -5,19 +5,13 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
-from hive_metastore.ThriftHiveMetastore import Client
-from hive_metastore.ttypes import Database, FieldSchema, SerDeInfo, StorageDescriptor, Table
 from pyiceberg.catalog import load_catalog
-from thrift.protocol.TBinaryProtocol import TBinaryProtocol
-from thrift.transport.TSocket import TSocket
-from thrift.transport.TTransport import TBufferedTransport
 
 from daemon.config.load import load_settings
 from daemon.config.settings import SourceName
@@ -26,101 +20,9 @@ from tests.kit.checks import duckdb_rows
 from tests.kit.daemons import Daemon, command, set_constants, until, write_config
 from tests.kit.handmade import HandmadeTable, sql_catalog
 from tests.kit.installed import ROOT
-from tests.kit.servers import ObjectStore, hive_metastore
+from tests.kit.metastores import Entry, Glue, Hive
 
-DELTA = MappingProxyType({"spark.sql.sources.provider": "delta"})
-SEQUENCE_FILE = "org.apache.hadoop.mapred.SequenceFileInputFormat"
 LINKS = "org.apache.hadoop.hive.ql.io.SymlinkTextInputFormat"
-
-
-class Entry(NamedTuple):
-    """What a metastore has of a table. `path` is of the serde."""
-
-    name: str
-    location: str
-    path: str | None = None
-    parameters: Mapping[str, str] = DELTA
-    input_format: str = SEQUENCE_FILE
-    kind: str = "EXTERNAL_TABLE"
-
-
-class Hive:
-    """A Hive Metastore, changed by its own protocol."""
-
-    def __init__(self, port: int) -> None:
-        self.port = port
-        self.source = {"type": "hive", "uri": f"thrift://127.0.0.1:{port}"}
-
-    def _do(self, change: Callable[[Client], Any]) -> Any:
-        with closing(TBufferedTransport(TSocket("127.0.0.1", self.port))) as transport:
-            transport.open()
-            return change(Client(TBinaryProtocol(transport)))
-
-    def add_schema(self, name: str) -> None:
-        self._do(lambda client: client.create_database(Database(name=name, locationUri=f"file:///tmp/{name}")))
-
-    def add(self, schema: str, entry: Entry) -> None:
-        serde = SerDeInfo(parameters={"path": entry.path} if entry.path else {}, serializationLib="lazy")
-        columns = [FieldSchema("col", "array<string>", "from deserializer")]
-        storage = StorageDescriptor(columns, entry.location, entry.input_format, serdeInfo=serde, parameters={})
-        storage.sortCols = storage.bucketCols = []
-        table = Table(entry.name, schema, "spark", sd=storage, partitionKeys=[], parameters={**entry.parameters})
-        table.tableType = entry.kind
-        self._do(lambda client: client.create_table(table))
-
-    def rename(self, schema: str, name: str, new_name: str) -> None:
-        table = self._do(lambda client: client.get_table(schema, name))
-        table.tableName = new_name
-        self._do(lambda client: client.alter_table(schema, name, table))
-
-    def drop(self, schema: str, name: str) -> None:
-        self._do(lambda client: client.drop_table(schema, name, False))
-
-
-class Glue:
-    """Glue by moto."""
-
-    def __init__(self, store: ObjectStore) -> None:
-        self.client = store.client("glue")
-        self.source = {
-            "type": "glue",
-            "glue.endpoint": store.url,
-            "glue.region": "us-east-1",
-            "glue.access-key-id": store.access_key,
-            "glue.secret-access-key": store.secret,
-        }
-
-    def add_schema(self, name: str) -> None:
-        self.client.create_database(DatabaseInput={"Name": name})
-
-    def add(self, schema: str, entry: Entry) -> None:
-        serde = {"Parameters": {"path": entry.path}} if entry.path else {}
-        storage = {"Location": entry.location, "InputFormat": entry.input_format, "SerdeInfo": serde}
-        made = {"Name": entry.name, "TableType": entry.kind, "Parameters": {**entry.parameters}}
-        self.client.create_table(DatabaseName=schema, TableInput={**made, "StorageDescriptor": storage})
-
-    def rename(self, schema: str, name: str, new_name: str) -> None:
-        table = self.client.get_table(DatabaseName=schema, Name=name)["Table"]
-        kept = {key: table[key] for key in ("TableType", "Parameters", "StorageDescriptor")}
-        self.drop(schema, name)
-        self.client.create_table(DatabaseName=schema, TableInput={"Name": new_name, **kept})
-
-    def drop(self, schema: str, name: str) -> None:
-        self.client.delete_table(DatabaseName=schema, Name=name)
-
-
-@pytest.fixture(scope="module")
-def hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hive]:
-    with hive_metastore(tmp_path_factory.mktemp("hive")) as server:
-        yield Hive(server.port)
-
-
-@pytest.fixture(params=["hive", "glue"])
-def metastore(request: pytest.FixtureRequest) -> Hive | Glue:
-    if request.param == "hive":
-        found: Hive = request.getfixturevalue("hive")
-        return found
-    return Glue(request.getfixturevalue("store"))
 
 
 def made(folder: Path, number: int) -> HandmadeTable:

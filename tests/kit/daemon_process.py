@@ -18,7 +18,7 @@ from apscheduler.schedulers import base
 
 from daemon.cli.commands import main
 from daemon.clock import SystemClock
-from daemon.iceberg.pyiceberg_ext import rest_sessions
+from daemon.iceberg.pyiceberg_ext import silence
 from daemon.notices import outbox
 from daemon.scheduling import scheduler
 from daemon.service import fleet, run
@@ -53,8 +53,8 @@ def run_dvsync() -> None:
     run.BEAT_INTERVAL_S = 0.5
     run.REQUESTS_INTERVAL_S = run.TABLES_INTERVAL_S = 0.2
     outbox.JOINED_EACH_S = 2.0
-    rest_sessions.ANSWER_MAX_S = 3.0
-    rest_sessions.SILENT_S = 3.0
+    silence.ANSWER_MAX_S = 3.0
+    silence.SILENT_S = 3.0
     for name, value in json.loads(os.environ.get("CONSTANTS", "{}")).items():
         pytest.MonkeyPatch().setattr(name, value)
     if seed := os.environ.get("FAULTS"):

@@ -27,7 +27,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from pyarrow.fs import AzureFileSystem
 
-START_MAX_S = 60.0
+START_MAX_S = 120.0
 STOP_MAX_S = 20.0
 POSTGRESQL_BIN = Path("/usr/lib/postgresql")
 UNPRIVILEGED = "nobody"
@@ -238,7 +238,7 @@ class _Heard(logging.Handler):
             self._requests.append(found[1])
 
 
-SERVLET = Path(__file__).parent / "servlet" / "RestCatalog.java"
+SERVLET, METASTORE = (Path(__file__).parent / "servlet" / f"{name}.java" for name in ("RestCatalog", "HiveMetastore"))
 IVY_FILE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
   <info organisation="dvsync" module="{name}"/><configurations><conf name="default"/></configurations>
   <dependencies>{dependencies}</dependencies>
@@ -300,9 +300,10 @@ def iceberg_servlet(folder: Path) -> Iterator[Server]:
 @contextmanager
 def hive_metastore(folder: Path) -> Iterator[Server]:
     """The Hive Metastore of PySpark's own jars, with its tables in memory."""
+    if shutil.which("javac") is None:
+        missing("openjdk-17-jdk-headless")
     port = free_port()
     settings = {
-        "javax.jdo.option.ConnectionURL": "jdbc:derby:memory:metastore;create=true",
         "datanucleus.schema.autoCreateAll": "true",
         "datanucleus.connectionPoolingType": "HikariCP",
         "hive.metastore.schema.verification": "false",
@@ -311,8 +312,9 @@ def hive_metastore(folder: Path) -> Iterator[Server]:
         "hive.async.log.enabled": "false",
     }
     jars = Path(pyspark.__file__).parent / "jars" / "*"
-    command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.net=ALL-UNNAMED", "-cp"]
-    command += [str(jars), "org.apache.hadoop.hive.metastore.HiveMetaStore", "-p", str(port)]
+    command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.net=ALL-UNNAMED"]
+    command += ["-Djavax.jdo.option.ConnectionURL=jdbc:derby:memory:metastore;create=true"]
+    command += ["-cp", str(jars), str(METASTORE), "-p", str(port)]
     command += [part for key, value in settings.items() for part in ("--hiveconf", f"{key}={value}")]
     server = Server(command, folder, port, is_ready=lambda: accepts(port))
     try:

@@ -89,18 +89,16 @@ def connect(gateway: Mapping[str, str]) -> SparkSession:
     return SparkSession(context, theirs.newSession())
 
 
-def on_catalog(session: SparkSession, folder: Path) -> SparkSession:
-    """Spark's Iceberg catalog `local` on the SQL catalog of dvsync in `folder`: somebody else's session."""
+def on_catalog(session: SparkSession, folder: Path, properties: Mapping[str, str] | None = None) -> SparkSession:
+    """Spark's Iceberg catalog `local` on the SQL catalog of dvsync in `folder`, or with these properties: somebody
+    else's session.
+    """
     # A session of its own: catalogs are known to Spark by their names, which every test uses anew.
     own = session.newSession()
-    for key, value in {
-        "": "org.apache.iceberg.spark.SparkCatalog",
-        ".type": "jdbc",
-        ".uri": f"jdbc:sqlite:{folder}/catalog.db",
-        ".warehouse": f"file://{folder}/warehouse",
-        ".cache-enabled": "false",
-    }.items():
-        own.conf.set(f"spark.sql.catalog.local{key}", value)
+    sql = {"type": "jdbc", "uri": f"jdbc:sqlite:{folder}/catalog.db", "warehouse": f"file://{folder}/warehouse"}
+    own.conf.set("spark.sql.catalog.local", "org.apache.iceberg.spark.SparkCatalog")
+    for key, value in {"cache-enabled": "false", **(properties or sql)}.items():
+        own.conf.set(f"spark.sql.catalog.local.{key}", value)
     # Iceberg's own statements look into the active session for the catalog.
     jvm: Any = session._jvm
     jvm.org.apache.spark.sql.classic.SparkSession.setActiveSession(own._jsparkSession)

@@ -2,73 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from threading import Lock
-from time import monotonic
 from types import SimpleNamespace
 from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
-from requests import ConnectionError, RequestException, Response, Session
+from requests import RequestException, Response, Session
 
-CONNECT_MAX_S: Final = 10.0
-# Between two pieces of an answer.
-ANSWER_MAX_S: Final = 30.0
-SILENT_S: Final = 30.0
+from daemon.iceberg.pyiceberg_ext import silence
+
 # Unauthorized, and Iceberg's own code for what has expired.
 REFUSED_TOKEN: Final = (401, 419)
-
-
-class _Server:
-    """While a server is silent, one request at a time asks whether it is back, and all others fail at once.
-
-    Otherwise its tables would take all threads in turns, and tables of other catalogs would wait for them.
-    """
-
-    def __init__(self, origin: str) -> None:
-        self._origin = origin
-        self._lock = Lock()
-        self._is_silent = False
-        self._reason = ""
-        self._asked_again_s = 0.0
-
-    @contextmanager
-    def asked(self) -> Iterator[None]:
-        began_s = monotonic()
-        with self._lock:
-            if self._is_silent:
-                if began_s < self._asked_again_s:
-                    raise ConnectionError(
-                        f"{self._origin} is asked again later; the last request failed: {self._reason}"
-                    )
-                # Nobody else until this request has ended, or has taken too long.
-                self._asked_again_s = began_s + ANSWER_MAX_S + SILENT_S
-        try:
-            yield
-        except RequestException as error:
-            # However it failed: a timeout inside of the answer, for example, is a ConnectionError.
-            if monotonic() - began_s >= min(CONNECT_MAX_S, ANSWER_MAX_S):
-                self._reason = str(error)
-                self._is_silent, self._asked_again_s = True, monotonic() + SILENT_S
-            raise
-        self._is_silent = False
 
 
 class PatientSession(Session):
     """A session whose requests end, with an error, if the server does not answer."""
 
     # By the server's origin, and by the token server, without which requests cannot be sent.
-    _servers: Final[dict[tuple[str, str | None], _Server]] = {}
+    _servers: Final[dict[tuple[str, str | None], silence.Server]] = {}
 
     def request(self, method: str, url: str | bytes, *args: Any, **options: Any) -> Response:
-        options.setdefault("timeout", (CONNECT_MAX_S, ANSWER_MAX_S))
+        options.setdefault("timeout", (silence.CONNECT_MAX_S, silence.ANSWER_MAX_S))
         address = urlsplit(str(url))
         origin = f"{address.scheme}://{address.hostname}:{address.port}"
         provider = getattr(getattr(self.auth, "auth_manager", None), "token_provider", None)
         key = (origin, provider and provider.token_url)
-        with self._servers.setdefault(key, _Server(origin)).asked():
+        with self._servers.setdefault(key, silence.Server(origin, RequestException)).asked():
             answer = super().request(method, url, *args, **options)
         if provider and answer.status_code in REFUSED_TOKEN:
             # PyIceberg tries once more, but asks for another token only when the time of this one is over.
@@ -88,7 +47,7 @@ def _fetch_token(url: str, **options: Any) -> Response:
     """Ask a token server. Some write the seconds as a text, which PyIceberg cannot add."""
     # Not a PatientSession: the request that needs the token is one of those already.
     with Session() as session:
-        answer = session.post(url, timeout=(CONNECT_MAX_S, ANSWER_MAX_S), **options)
+        answer = session.post(url, timeout=(silence.CONNECT_MAX_S, silence.ANSWER_MAX_S), **options)
     if answer.ok:
         try:
             token = _decode_token(answer.content)

@@ -264,6 +264,12 @@ def test_a_missing_extra_is_named(load, monkeypatch):
     assert faults_of(load, ONE_CATALOG + "hooks: [{url: 'http://h/'}, {url: 'http://h/', format: openlineage}]\n") == [
         "hooks[1].format: needs openlineage-python: install the extra `lineage` of dvsync's wheel"
     ]
+    catalogs = "catalogs: {h: {type: hive, uri: 'host:9083'}, g: {type: glue}}\n"
+    assert faults_of(load, catalogs) == [
+        "catalogs.h.type: needs thrift: install the extra `hive` of dvsync's wheel",
+        "catalogs.h.uri: does not begin with thrift://",
+        "catalogs.g.type: needs boto3: install the extra `glue` of dvsync's wheel",
+    ]
 
 
 def test_secrets_of_hooks_are_masked(load):
