@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Literal, NoReturn
@@ -44,6 +45,7 @@ from daemon.translate.readers import Faults
 LiteralKind = Literal["number", "string", "boolean", "DATE", "TIMESTAMP", "TIMESTAMP_NTZ"]
 # Spark's name of the length of a CHAR column, whose values it pads with blanks before it compares them.
 CHARS = "__CHAR_VARCHAR_TYPE_STRING"
+PADDED = re.compile(r"(?<!var)char\(", re.IGNORECASE)
 # Iceberg's timestamps have microseconds, and Spark cuts off what is below.
 FRACTION = re.compile(r"\.[0-9]{7}")
 HINT = (
@@ -95,14 +97,18 @@ class Columns:
             name=told,
             path=tuple(map(physical_name, steps)),
             ids=tuple(int(metadata_of(step)[MAPPING_ID]) for step in steps) if self._by_id else None,
-            kind=_comparable(steps[-1], told),
+            kind=_comparable(steps, told),
             is_partition=len(steps) == 1 and steps[0]["name"] in self._partitions,
         )
 
 
-def _comparable(field: dict[str, Any], name: str) -> Any:
-    """Return the type of a field's values as Iceberg's; None if they cannot be compared as Spark does."""
-    is_padded = str(metadata_of(field).get(CHARS, "")).startswith("char")
+def _comparable(steps: Sequence[dict[str, Any]], name: str) -> Any:
+    """Return the type of a field's values as Iceberg's; None if they cannot be compared as Spark does.
+
+    Spark pads values of CHAR. Only the outermost column, `steps[0]`, says where they are in it.
+    """
+    field = steps[-1]
+    is_padded = field["type"] == "string" and PADDED.search(str(metadata_of(steps[0]).get(CHARS, "")))
     if not isinstance(field["type"], str) or is_collated(field) or is_padded:
         return None
     try:

@@ -323,6 +323,7 @@ def test_files_that_say_little_are_searched() -> None:
         ("i = x", "i is of the type int, and x is of the type double"),
         ("twice = 1", "the name twice stands for Twice and TWICE"),
         ("padded = 'a'", "only compared with NULL"),
+        ("around.c <> 'a'", "only compared with NULL"),
         ("filled = 1", "EXISTS_DEFAULT"),
         ("upper(s) = 'A'", "there is no column upper"),
         ("(" * 200 + "b" + ")" * 200, "nested in more than"),
@@ -335,6 +336,10 @@ def test_what_is_refused(predicate: str, message: str) -> None:
         "Twice": {"type": "integer"},
         "TWICE": {"type": "integer"},
         "padded": {"type": "string", "metadata": {"__CHAR_VARCHAR_TYPE_STRING": "char(5)"}},
+        "around": {
+            "type": {"type": "struct", "fields": [{"name": "c", "type": "string", "nullable": True, "metadata": {}}]},
+            "metadata": {"__CHAR_VARCHAR_TYPE_STRING": "struct<c:char(5)>"},
+        },
         "filled": {"type": "integer", "metadata": {"EXISTS_DEFAULT": "1"}},
     }
     with pytest.raises(ConfigInvalid, match=message):
