@@ -41,14 +41,16 @@ class World:
     running: Daemon
 
     def configure(self, **options: Any) -> None:
-        configure(self.folder, **options)
-        reloads = self.reloads
-        self.running.signal(signal.SIGHUP)
-        until(lambda: self.reloads > reloads, "the reload")
+        """With options of the table, it is followed anew: until then, a poll may still go by the older ones."""
+        told = "table.added" if options.keys() - {"verify"} else "config.reloaded"
 
-    @property
-    def reloads(self) -> int:
-        return sum(line["event"] == "config.reloaded" for line in self.running.lines)
+        def count() -> int:
+            return sum(line["event"] == told for line in self.running.lines)
+
+        configure(self.folder, **options)
+        before = count()
+        self.running.signal(signal.SIGHUP)
+        until(lambda: count() > before, f"the reload: {told}")
 
     @property
     def iceberg(self) -> Table:
