@@ -51,9 +51,9 @@ lint: $(STAMPS)/dvsync ## format, lint and types
 
 # With COVERAGE=yes the lines and branches are measured that run, in each process: `python -m tests.kit.covered`.
 RUN_PYTEST := $(if $(COVERAGE),$(BIN)/coverage run -m pytest,$(BIN)/pytest)
-# A third worker is at work while others wait for what they have asked of a daemon. In the order of the folders, the
-# short unit tests are last, and all workers end together.
-PYTEST := $(RUN_PYTEST) --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Twice as many workers as cores: each waits half of the time for what it has asked of a daemon. In the order of the
+# folders, the short unit tests are last, and all workers end together.
+PYTEST := $(RUN_PYTEST) --numprocesses 4 --dist loadfile --no-loadscope-reorder
 TESTS ?= tests/integration
 
 # Tests force much to the disk; in memory, where there is room, that takes no time.
@@ -68,9 +68,9 @@ $(STAMPS)/spark.jsa: $(STAMPS)/jars
 	rm -f $@
 	$(BIN)/python -m tests.kit.class_archive $@ >$(STAMPS)/class_archive.log 2>&1
 
-test: setup $(STAMPS)/spark.jsa ## lint and packages beside the tests, with Spark and all readers: 17 minutes on two cores
+test: setup $(STAMPS)/spark.jsa ## lint and packages beside the tests, with Spark and all readers: 12 minutes on two cores
 	@echo "make test: format, lint, types and packages, and beside them all tests but the long ones, with Spark, DuckDB,"
-	@echo "Polars and PyIceberg as readers; about 17 minutes on two cores. Failures are listed again at the end."
+	@echo "Polars and PyIceberg as readers; about 12 minutes on two cores. Failures are listed again at the end."
 	.ci/beside lint build -- $(PYTEST) --durations 40 --durations-min 5 -m "not long"
 
 test-long: setup $(STAMPS)/spark.jsa ## more variants of tests, more random inputs, and Spark writes the recorded histories again
