@@ -202,7 +202,7 @@ def test_columns_with_statistics(configuration: dict[str, str], paths: list[str]
 
 
 def test_column_mapping() -> None:
-    """Physical names, and by ids those of a file's fields, whatever their names are; an id that is there twice is none."""
+    """Physical names, and by ids those of a file's fields, whatever their names; one that is there twice is none."""
     mapped = {"delta.columnMapping.id": 5, "delta.columnMapping.physicalName": "col-5"}
     for mode, name, number, is_found in (
         ("name", "col-5", 9, True),
@@ -225,10 +225,16 @@ def test_column_mapping() -> None:
 
 
 def test_only_files_without_statistics_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each once, if it gets a vector. A file whose statistics are of another number of rows has none."""
+    """Each once, if it gets a vector. A file whose statistics are of another number of rows has none.
+
+    Of the first file, one row is deleted already, and 99 are null: as many as are live, and not all.
+    """
     table = HandmadeTable(tmp_path / "t")
     table.create()
-    paths = [table.write_file([(100 * file + row, f"p{file}", "v") for row in range(100)]) for file in range(5)]
+    paths = [
+        table.write_file([(100 * file + row, f"p{file}", "v" if row == 7 else None) for row in range(100)])
+        for file in range(5)
+    ]
     adds = [table.add(path) for path in paths]
     for number, action in enumerate(adds):
         if number in (0, 3, 4):
@@ -254,7 +260,7 @@ def test_only_files_without_statistics_are_read(tmp_path: Path, monkeypatch: pyt
         "numRecords": 100,
         "minValues": {"id": 0, "part": "p0", "value": "v"},
         "maxValues": {"id": 99, "part": "p0", "value": "v"},
-        "nullCount": {"id": 0, "part": 0, "value": 0},
+        "nullCount": {"id": 0, "part": 0, "value": 99},
         "tightBounds": False,
     }
     assert stats[paths[1]]["maxValues"]["id"] == 199
