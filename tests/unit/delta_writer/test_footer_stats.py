@@ -148,6 +148,9 @@ def test_null_counts() -> None:
     assert "nullCount" not in stats_of({**struct, form.CREATED_BY: (BINARY, b"x")}, 3, table)
     lists = footer_of(pa.array([[], [1]]))
     assert stats_of(lists, 2, indexing_of(metadata_of(field("c", items)))) == {"numRecords": 2, "tightBounds": False}
+    repeated = footer_of(pa.array([1, None]))
+    repeated[form.SCHEMA][1].items[1][form.REPETITION] = I32, form.REPEATED
+    assert "nullCount" not in stats_of(repeated, 2, indexing_of(metadata_of(field("c", items))))
     # A file may lack the column, and it may have a default value there; or the footer does not say it.
     other = indexing_of(metadata_of(field("d", "long")))
     assert stats_of(struct, 3, other) == {"numRecords": 3, "tightBounds": False}
