@@ -63,15 +63,9 @@ def remove_line(add: AddFile, details: AddDetails, record_count: int, now_ms: in
     return {"remove": _shared(add, details, add.deletion_vector) | more}
 
 
-def add_line(
-    add: AddFile, details: AddDetails, vector: DeletionVectorDescriptor, record_count: int, zones: Mapping[Path, str]
-) -> Json:
-    """`zones` is of `zones_of`."""
-    action = {
-        **_shared(add, details, vector),
-        "modificationTime": details.modification_time,
-        "stats": wide_stats(add, record_count, zones),
-    }
+def add_line(add: AddFile, details: AddDetails, vector: DeletionVectorDescriptor, stats: str) -> Json:
+    """`stats` is of `wide_stats`."""
+    action = {**_shared(add, details, vector), "modificationTime": details.modification_time, "stats": stats}
     return {"add": action | _given({"clusteringProvider": details.clustering_provider})}
 
 
@@ -105,15 +99,19 @@ def zones_of(metadata: Metadata) -> dict[Path, str]:
     return zones
 
 
-def wide_stats(add: AddFile, record_count: int, zones: Mapping[Path, str]) -> str:
+def kept_stats(add: AddFile, record_count: int) -> Json:
+    """Return the statistics that the log has of a file; empty if it has none, or of another number of rows."""
+    found = read_stats(add)
+    return found if found.get("numRecords") == record_count else {}
+
+
+def wide_stats(add: AddFile, record_count: int, zones: Mapping[Path, str], computed: Json | None = None) -> str:
     """Return a file's statistics once more of its rows are deleted: bounds are wide, and counts those of all rows.
 
     PROTOCOL.md, "Per-file Statistics": with wide bounds, a null count says that all rows are null, or none, or nothing.
-    Statistics of another number of rows than the file has are not kept.
+    `zones` is of `zones_of`, `computed` of `load_stats` for a file without `kept_stats`.
     """
-    found = read_stats(add)
-    if found.get("numRecords") != record_count:
-        found = {}
+    found = computed or kept_stats(add, record_count)
     live = record_count - (add.deletion_vector.cardinality if add.deletion_vector else 0)
     stats = {**found, "numRecords": record_count, "tightBounds": False}
     for name in {"minValues", "maxValues"} & found.keys():

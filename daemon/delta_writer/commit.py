@@ -23,8 +23,18 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.log_segment import LogSegment, load_log_segment
 from daemon.delta.position_set import as_bitmap
 from daemon.delta.snapshot import ReplayedState, replay
-from daemon.delta_writer.actions import Counts, Json, add_line, encode_commit, remove_line, zones_of
+from daemon.delta_writer.actions import (
+    Counts,
+    Json,
+    add_line,
+    encode_commit,
+    kept_stats,
+    remove_line,
+    wide_stats,
+    zones_of,
+)
 from daemon.delta_writer.features import check_writable, needs_row_ids
+from daemon.delta_writer.footer_stats import indexing_of, load_stats
 from daemon.delta_writer.vectors import VectorFiles
 from daemon.errors import (
     CommitConflict,
@@ -36,6 +46,7 @@ from daemon.errors import (
     errors_at,
 )
 from daemon.store.put_if_absent import HINT_UNKNOWN, put_if_absent
+from daemon.store.storage import map_files
 
 # Each finds the rows anew. Versions that leave a deletion as it is are not counted up to a higher limit.
 ATTEMPTS_MAX: Final = 10
@@ -197,6 +208,7 @@ class _Attempt:
     def _lines(self, found: list[tuple[FoundRows, Any]]) -> list[Json]:
         details = load_details(self._log, self._segment, {rows.add.logical_file for rows, _ in found})
         has_row_ids = needs_row_ids(self._state.protocol, self._state.metadata)
+        computed = self._compute_stats([rows for rows, vector in found if vector is not None])
         now_ms, lines, zones = self._clock.now_ms(), list[Json](), zones_of(self._state.metadata)
         for rows, vector in found:
             known = details[rows.add.logical_file]
@@ -207,9 +219,21 @@ class _Attempt:
                     hint="ALTER TABLE … SET TBLPROPERTIES ('delta.enableRowTracking' = 'true') in Delta gives them.",
                 )
             if vector is not None:
-                lines.append(add_line(rows.add, known, vector, rows.record_count, zones))
+                stats = wide_stats(rows.add, rows.record_count, zones, computed.get(rows.add.path))
+                lines.append(add_line(rows.add, known, vector, stats))
             lines.append(remove_line(rows.add, known, rows.record_count, now_ms))
         return lines
+
+    def _compute_stats(self, marked: list[FoundRows]) -> dict[str, Json]:
+        """Return the statistics of those files that have none in the log, by path: one request for each."""
+        indexing = indexing_of(self._state.metadata)
+        lacking = [rows for rows in marked if not kept_stats(rows.add, rows.record_count)]
+
+        def load(rows: FoundRows) -> Json:
+            return load_stats(self._log.storage, rows.add.path, rows.record_count, indexing)
+
+        computed = map_files(load, lacking, lambda rows: rows.add.path)
+        return {rows.add.path: stats for rows, stats in zip(lacking, computed, strict=True)}
 
     def _commit(self, lines: list[Json], scan_ms: int, scanned_s: float) -> int:
         """Make the next commit that is free, unless a commit in between changed what was read."""

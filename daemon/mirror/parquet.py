@@ -1,6 +1,6 @@
 """The footer of a Parquet file as a tree, which can be changed and encoded again: parquet-format's parquet.thrift.
 
-Only the fields that are changed or checked have names here; all others stay as they are.
+Only the fields that are changed, checked or read have names here; all others stay as they are.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ SCHEMA: Final = 2
 ROWS: Final = 3
 ROW_GROUPS: Final = 4
 KEY_VALUES: Final = 5
+CREATED_BY: Final = 6
+COLUMN_ORDERS: Final = 7
 ENCRYPTION: Final = 8
 # SchemaElement
 TYPE: Final = 1
@@ -45,6 +47,15 @@ CHUNK_METADATA: Final = 3
 CRYPTO_METADATA: Final = 8
 # ColumnMetaData
 PATH_IN_SCHEMA: Final = 3
+VALUES: Final = 5
+STATISTICS: Final = 12
+# Statistics
+NULL_COUNT: Final = 3
+MAX_VALUE: Final = 5
+MIN_VALUE: Final = 6
+MAX_IS_EXACT: Final = 7
+# ColumnOrder
+TYPE_ORDER: Final = 1
 # KeyValue
 KEY: Final = 1
 # FieldRepetitionType
@@ -166,7 +177,7 @@ def from_arrow(footer: pq.FileMetaData) -> Struct:
 
 def parse_schema(metadata: Struct) -> Node:
     """Return a copy of the schema as a tree. Raises `CorruptInput`."""
-    elements = iter(_items(metadata, SCHEMA, LIST, STRUCT))
+    elements = iter(items_of(metadata, SCHEMA, LIST, STRUCT))
     root = _parse_node(elements, DEPTH_MAX)
     if next(elements, None) is not None:
         raise _damaged("its schema has elements beside the root")
@@ -196,7 +207,7 @@ def with_schema(metadata: Struct, root: Node) -> Struct:
     """
     before = list(parse_schema(metadata).leaves())
     after = [List(BINARY, list(path)) for path in root.leaves()]
-    groups = [_with_paths(group, before, after) for group in _items(metadata, ROW_GROUPS, LIST, STRUCT)]
+    groups = [_with_paths(group, before, after) for group in items_of(metadata, ROW_GROUPS, LIST, STRUCT)]
     return {
         **metadata,
         SCHEMA: (LIST, List(STRUCT, list(_flattened(root)))),
@@ -206,7 +217,7 @@ def with_schema(metadata: Struct, root: Node) -> Struct:
 
 def _with_paths(group: Struct, before: list[tuple[bytes, ...]], after: list[List]) -> Struct:
     """Return a row group with other paths of its columns."""
-    chunks = _items(group, CHUNKS, LIST, STRUCT)
+    chunks = items_of(group, CHUNKS, LIST, STRUCT)
     if len(chunks) != len(before):
         raise _damaged(f"a row group has {len(chunks)} columns, but the schema {len(before)}")
     changed = []
@@ -218,7 +229,7 @@ def _with_paths(group: Struct, before: list[tuple[bytes, ...]], after: list[List
                 "the file has columns in other files", hint="Rewrite the file in Delta, for example with an UPDATE."
             )
         kind, metadata = chunk.get(CHUNK_METADATA, (0, None))
-        if kind != STRUCT or tuple(_items(metadata, PATH_IN_SCHEMA, LIST, BINARY)) != old:
+        if kind != STRUCT or tuple(items_of(metadata, PATH_IN_SCHEMA, LIST, BINARY)) != old:
             raise _damaged(f"a row group has another column in the place of {_shown(old)}")
         changed.append({**chunk, CHUNK_METADATA: (STRUCT, {**metadata, PATH_IN_SCHEMA: (LIST, new)})})
     return {**group, CHUNKS: (LIST, List(STRUCT, changed))}
@@ -226,12 +237,12 @@ def _with_paths(group: Struct, before: list[tuple[bytes, ...]], after: list[List
 
 def without_key(metadata: Struct, key: bytes) -> Struct:
     """Return a copy of the footer without the key in its key-value metadata."""
-    kept = [pair for pair in _items(metadata, KEY_VALUES, LIST, STRUCT) if pair.get(KEY, (BINARY, b""))[1] != key]
+    kept = [pair for pair in items_of(metadata, KEY_VALUES, LIST, STRUCT) if pair.get(KEY, (BINARY, b""))[1] != key]
     rest = {field_id: value for field_id, value in metadata.items() if field_id != KEY_VALUES or kept}
     return {**rest, KEY_VALUES: (LIST, List(STRUCT, kept))} if kept else rest
 
 
-def _items(struct: Struct, field_id: int, kind: int, item_kind: int) -> list[Any]:
+def items_of(struct: Struct, field_id: int, kind: int, item_kind: int) -> list[Any]:
     """Return the items of a list, which may be missing. Raises `CorruptInput` for a field of another type."""
     found, value = struct.get(field_id, (kind, List(item_kind, [])))
     if found != kind or (value.kind != item_kind and value.items):

@@ -97,12 +97,12 @@ class Columns:
             name=told,
             path=tuple(map(physical_name, steps)),
             ids=tuple(int(metadata_of(step)[MAPPING_ID]) for step in steps) if self._by_id else None,
-            kind=_comparable(steps, told),
+            kind=comparable_type(steps, told),
             is_partition=len(steps) == 1 and steps[0]["name"] in self._partitions,
         )
 
 
-def _comparable(steps: Sequence[dict[str, Any]], name: str) -> Any:
+def comparable_type(steps: Sequence[dict[str, Any]], name: str) -> Any:
     """Return the type of a field's values as Iceberg's; None if they cannot be compared as Spark does.
 
     Spark pads values of CHAR. Only the outermost column, `steps[0]`, says where they are in it.

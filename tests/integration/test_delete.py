@@ -74,6 +74,53 @@ MEANINGS = [
     "tags IS NOT NULL AND 350 <= id",
     "TRUE",
 ]
+# Of each type, and of what footers do not tell: columns of two files of 100 rows.
+FOOTER_COLUMNS = {
+    "id": ("LONG", "id"),
+    "b": ("BYTE", "CAST(id % 100 AS BYTE)"),
+    "s": ("SHORT", "CAST(-id AS SHORT)"),
+    "i": ("INT", "CAST(id AS INT)"),
+    "f": ("FLOAT", "CAST(id / 10 AS FLOAT)"),
+    "d": ("DOUBLE", "IF(id % 9 = 0, NULL, id / 8D)"),
+    "nan": ("DOUBLE", "IF(id % 100 = 5, DOUBLE('NaN'), id / 8D)"),
+    "inf": ("DOUBLE", "IF(id % 100 = 1, DOUBLE('Infinity'), id / 8D)"),
+    "zero": ("DOUBLE", "IF(id % 2 = 0, 0D, -0D)"),
+    "m": ("DECIMAL(10,2)", "CAST(id / 4 AS DECIMAL(10,2))"),
+    "name": ("STRING", "nullif(concat('name ', id % 10), 'name 3')"),
+    "long": ("STRING", "repeat(concat(char(97 + id % 20), 'é'), 50)"),
+    "smile": ("STRING", "repeat(decode(unhex('F09F9880'), 'UTF-8'), 40)"),
+    "nothing": ("STRING", "CAST(NULL AS STRING)"),
+    "vc": ("VARCHAR(9)", "concat('v', id % 3)"),
+    "ch": ("CHAR(5)", "concat('c', id % 3)"),
+    "raw": ("BINARY", "CAST('abc' AS BINARY)"),
+    "flag": ("BOOLEAN", "id % 2 = 0"),
+    "day": ("DATE", "DATE '2020-01-01' + CAST(id AS INT)"),
+    "old": ("DATE", "DATE '1500-01-01' + CAST(id AS INT)"),
+    "at": ("TIMESTAMP", "timestamp_seconds(1577836800 + id * 3600)"),
+    "local": ("TIMESTAMP_NTZ", "CAST(DATE '2020-01-01' + CAST(id AS INT) AS TIMESTAMP_NTZ)"),
+    "place": (
+        "STRUCT<city: STRING, at: STRUCT<x: INT>>",
+        "IF(id % 7 = 0, NULL, named_struct('city', concat('c', id % 3), 'at', named_struct('x', CAST(id AS INT))))",
+    ),
+    "tags": ("ARRAY<STRING>", "array('a')"),
+    "empty": ("MAP<STRING, INT>", "CAST(map() AS MAP<STRING, INT>)"),
+    "part": ("STRING", "concat('p', id DIV 100)"),
+}
+# What Delta has of a footer, and dvsync leaves out: CHAR is padded by readers, days may be of the Julian calendar, an
+# end of all numbers tells nothing. Null counts of a map count empty ones.
+LEFT_OUT = [
+    *((ends, name) for ends in ("minValues", "maxValues") for name in ("ch", "old", "inf")),
+    ("nullCount", "empty"),
+]
+CONDITIONS = (
+    *("id < 5", "b = 99", "s < -150", "i > 150", "f >= 19.9F", "f = CAST(9.9 AS FLOAT)", "d IS NULL", "d > 24.8"),
+    *("nan > 1000", "isnan(nan)", "inf > 1000", "zero = 0", "zero >= -0D", "m > 49", "name IS NULL", "name = 'name 9'"),
+    *("long LIKE 'té%'", "long > 'té'", "smile > decode(unhex('F09F9880'), 'UTF-8')", "nothing IS NULL"),
+    *("nothing IS NOT NULL", "vc = 'v2'", "ch = 'c2'", "ch = 'c2   '", "raw IS NOT NULL", "flag", "flag IS NULL"),
+    *("day = DATE '2020-07-18'", "old < DATE '1500-02-01'", "at > TIMESTAMP '2020-01-09 00:00:00'", "place IS NULL"),
+    *("local < TIMESTAMP_NTZ '2020-01-02 00:00:00'", "place.city = 'c1'", "place.city IS NULL", "place.at.x > 190"),
+    *("tags IS NOT NULL", "size(empty) = 0", "part = 'p1'"),
+)
 
 
 def make(spark: SparkSession, folder: Path, kind: str) -> None:
@@ -181,6 +228,42 @@ def go_on(spark: SparkSession, folder: Path, version: int) -> None:
     assert set(ids_of(spark, folder)) == model
     delete_rows(str(folder), "id = 11")
     assert set(ids_of(spark, folder)) == model - {11}
+
+
+def test_statistics_from_footers(spark: SparkSession, tmp_path: Path) -> None:
+    """Files without statistics get those that Delta takes from footers, but for LEFT_OUT, and no query loses rows."""
+    theirs, ours = tmp_path / "delta", tmp_path / "dvsync"
+    told = ", ".join(f"{name} {kind}" for name, (kind, _) in FOOTER_COLUMNS.items())
+    properties = "'delta.enableDeletionVectors' = 'true', 'delta.columnMapping.mode' = 'name'"
+    spark.sql(f"CREATE TABLE delta.`{theirs}` ({told}) USING delta PARTITIONED BY (part) TBLPROPERTIES ({properties})")
+    rows = ", ".join(value for _, value in FOOTER_COLUMNS.values())
+    with conf_values(spark, {"spark.databricks.delta.stats.collect": "false"}):
+        spark.sql(f"INSERT INTO delta.`{theirs}` SELECT {rows} FROM range(0, 200, 1, 2)")
+    assert not any("stats" in action["add"] for action in actions_of(theirs, 1) if "add" in action)
+    shutil.copytree(theirs, ours)
+    spark.sql(f"DELETE FROM delta.`{theirs}` WHERE id IN (3, 104)")
+    delete_rows(str(ours), "id IN (3, 104)")
+    (metadata,) = (action["metaData"] for action in actions_of(ours, 0) if "metaData" in action)
+    fields = {field["name"]: field for field in json.loads(metadata["schemaString"])["fields"]}
+    physical = {name: field["metadata"]["delta.columnMapping.physicalName"] for name, field in fields.items()}
+    own, delta = (comparable(actions_of(folder, 2)) for folder in (ours, theirs))
+    adds = [key for key in delta if key[0] == "add"]
+    assert len(adds) == 2
+    for key in adds:
+        stats, expected = own[key]["stats"], delta[key]["stats"]
+        for part, name in LEFT_OUT:
+            assert physical[name] not in stats[part]
+            del expected[part][physical[name]]
+        for ends in ("minValues", "maxValues"):
+            # A float with all its digits, and 32 smiles, of which Delta counts each as two characters.
+            assert stats[ends].pop(physical["f"]) == pytest.approx(expected[ends].pop(physical["f"]))
+            assert stats[ends].pop(physical["smile"])[:16] == expected[ends].pop(physical["smile"])[:16]
+        assert own[key] == delta[key]
+    table = spark.read.format("delta").load(str(ours))
+    each = (f"SELECT {n} AS n, count(*) FROM delta.`{ours}` WHERE {c}" for n, c in enumerate(CONDITIONS))
+    skipping = [count for _, count in sorted(map(tuple, spark.sql(" UNION ALL ".join(each)).collect()))]
+    assert skipping == [*table.selectExpr(*(f"count_if({c})" for c in CONDITIONS)).collect()[0]]
+    assert len(table.where("place.at.x > 190").inputFiles()) == 1
 
 
 def test_on_spark(spark: SparkSession, tmp_path: Path) -> None:
