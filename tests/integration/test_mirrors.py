@@ -128,7 +128,9 @@ def test_spark_counts_what_its_tasks_have_made(spark: SparkSession, tmp_path: Pa
             with pytest.raises(Unsupported, match="more than mirror_bytes_max, 2,097,152"):
                 bench.sync()
             assert first.items() < made().items() and len(made()) == 6
-    with closing(Bench(tmp_path / "dvsync", table.location, engine="spark", table_options={"mirrors": "rewrite"})) as bench:
+    with closing(
+        Bench(tmp_path / "dvsync", table.location, engine="spark", table_options={"mirrors": "rewrite"})
+    ) as bench:
         bench.sync()
         assert {each.path: each.size_bytes for each in bench.store.list_live_mirrors(1)} == made()
 
