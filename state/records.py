@@ -155,7 +155,8 @@ class MirrorRecord(msgspec.Struct, frozen=True):
     """A file that Iceberg shows in the place of Delta's `data_file`, whose rows it has in the same order.
 
     `kind` is that of `daemon.errors.MirrorKind`. `size_bytes` is None until the file is whole, and safe from a power
-    cut. `why` is what readers would misread in the data file; None if only the Iceberg table told of the mirror.
+    cut. `why` is what readers would misread in the data file; None if only the Iceberg table told of the mirror. The
+    `data_file` of such an orphan is the hash in its name.
     """
 
     path: str

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
-from pyiceberg.manifest import ManifestContent, ManifestEntry, ManifestFile
+from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, ManifestFile
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
+from daemon.errors import ObjectMissing, TargetUnreadable
 from daemon.iceberg.manifests import EntryKey, entry_key, read_entries, read_manifest_list, schema_with_sources
 
 # If two snapshots are not parent and child, about so many of the manifests in which they differ are opened.
@@ -39,6 +41,17 @@ def referenced_files(table: Table, *, delete_files: bool, is_wanted: Callable[[s
         if is_wanted and manifest.content is ManifestContent.DATA:
             found |= {path for each in entries_of(table, manifest) if is_wanted(path := each.data_file.file_path)}
     return found
+
+
+def data_files_of_all(table: Table) -> Iterator[DataFile]:
+    """Yield the data files of all snapshots, some of them more than once. What is damaged or gone is left out."""
+    read = set[str]()
+    for snapshot in table.metadata.snapshots:
+        with suppress(ObjectMissing, TargetUnreadable):
+            for manifest in _manifests(table, snapshot, ManifestContent.DATA):
+                if manifest.manifest_path not in read:
+                    read.add(manifest.manifest_path)
+                    yield from (entry.data_file for entry in entries_of(table, manifest))
 
 
 def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:

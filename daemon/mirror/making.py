@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from operator import attrgetter
@@ -16,29 +15,25 @@ from daemon.store.storage import REQUESTS_AT_ONCE, FileIOStorage, map_files
 MirrorTask = MirrorCopy | RewriteTask
 
 
-@dataclass(frozen=True)
-class WrittenMirror:
-    path: str
-    size_bytes: int
-
-
 def make_mirrors(
     source: FileIOStorage, target_properties: Mapping[str, str], tasks: Iterable[MirrorTask]
-) -> Iterator[WrittenMirror]:
-    """Make each mirror, and yield them in the order of the tasks, once they would survive a power cut.
+) -> Iterator[dict[str, int]]:
+    """Make each mirror, in the order of the tasks, and yield the sizes of some by path once they would survive a power
+    cut.
 
-    Other stores are asked to copy REQUESTS_AT_ONCE files at a time; rows are written file by file. A second run makes
-    the same mirrors again. Raises as `copy_bytes` and `rewrite_file`; mirrors that were finished stay.
+    REQUESTS_AT_ONCE files are copied at a time; rows are written file by file. A second run makes the same mirrors
+    again. Raises as `copy_bytes` and `rewrite_file`; mirrors that were finished stay.
     """
     left = iter(tasks)
     make = partial(_make, source=source, target_properties=target_properties)
     while some := list(islice(left, REQUESTS_AT_ONCE)):
-        # A row group for each of many files would not fit into memory.
+        # A row group for each of many files would not fit into memory, and how large a file gets is not known before.
         is_copied = all(isinstance(task, MirrorCopy) for task in some)
-        sizes_bytes = map_files(make, some, attrgetter("mirror")) if is_copied else [make(task) for task in some]
-        force_to_disk([task.mirror for task in some])
-        for task, size_bytes in zip(some, sizes_bytes, strict=True):
-            yield WrittenMirror(task.mirror, size_bytes)
+        for each in [some] if is_copied else [[task] for task in some]:
+            sizes_bytes = map_files(make, each, attrgetter("mirror"))
+            paths = [task.mirror for task in each]
+            force_to_disk(paths)
+            yield dict(zip(paths, sizes_bytes, strict=True))
 
 
 def _make(task: MirrorTask, *, source: FileIOStorage, target_properties: Mapping[str, str]) -> int:

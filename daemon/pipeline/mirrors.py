@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from daemon.config.settings import MirrorSetting
 from daemon.delta.actions import AddFile
-from daemon.errors import CorruptInput, MirrorKind, Unsupported, errors_at
+from daemon.errors import CorruptInput, MirrorKind, SyncError, Unsupported, errors_at
 from daemon.mirror.compact import Struct
 from daemon.mirror.copying import MirrorCopy
 from daemon.mirror.decision import plan_mirror
@@ -177,14 +177,13 @@ class MirrorPlanner:
         of_file = f"{self.table_id} {wanted.data_file_bytes} {wanted.kind} ".encode()
         return replace(wanted, made=blake2b(of_file + contents, digest_size=8).hexdigest())
 
-    def make(self, tasks: Sequence[MirrorTask], target_properties: Mapping[str, str]) -> dict[str, int]:
-        """Make mirrors. They are whole and on the disk when this returns, with the size of each by its path.
+    def make(self, tasks: Sequence[MirrorTask], target_properties: Mapping[str, str]) -> Iterator[dict[str, int]]:
+        """Make mirrors, and yield the sizes of some by path once they are whole and on the disk.
 
         Raises as `make_mirrors` does, and `CorruptInput` if a data file has changed since it was planned.
         """
         makings = map_files(self._making_of, tasks, lambda task: task.wanted.data_file)
-        made = make_mirrors(self.storage, target_properties, makings)
-        return {mirror.path: mirror.size_bytes for mirror in made}
+        return make_mirrors(self.storage, target_properties, makings)
 
     def _making_of(self, task: MirrorTask) -> MirrorCopy | RewriteTask:
         wanted = task.wanted
@@ -207,6 +206,10 @@ class MirrorPlanner:
 
 def make_on_spark(
     planner: MirrorPlanner, target_properties: Mapping[str, str], tasks: Iterable[MirrorTask]
-) -> Iterator[dict[str, int]]:
-    """Make the mirrors that one Spark task is given, and yield their sizes."""
-    yield planner.make(list(tasks), target_properties)
+) -> Iterator[dict[str, int] | SyncError]:
+    """Make the mirrors that one Spark task is given, and yield their sizes; at the end what it failed with, if so."""
+    try:
+        yield from planner.make(list(tasks), target_properties)
+    except SyncError as error:
+        # If it were raised, the sizes of all the job's mirrors would be lost.
+        yield error

@@ -42,8 +42,9 @@ DVS_PER_TASK = 500
 # Footers that one Spark task reads.
 DATA_FILES_PER_TASK = 1_000
 
-# Mirrors that are made before their sizes are recorded, or that one Spark task makes, and bytes of them that are
-# rewritten. On Spark, so many tasks of each core end before; executors that come later are counted in the next round.
+# Mirrors that are planned to be made together, or that one Spark task makes, and bytes of them that are rewritten. On
+# Spark, so many tasks of each core end before their sizes are recorded, and so may exceed `mirror_bytes_max`; executors
+# that come later are counted in the next round.
 MIRRORS_AT_ONCE = 50
 REWRITTEN_BYTES_AT_ONCE = 128 << 20
 TASKS_OF_CORE = 4
@@ -147,17 +148,27 @@ class Runner:
     def make_mirrors(
         self, tasks: Sequence[MirrorTask], planner: MirrorPlanner, target_properties: Mapping[str, str]
     ) -> Iterator[dict[str, int]]:
-        """Make mirrors, and yield the sizes of some at a time, by path. Raises as `MirrorPlanner.make` does."""
+        """Make mirrors, and yield the sizes of some at a time, by path: of those that are rewritten here each one, of
+        Spark's those of a job. Raises as `MirrorPlanner.make` does, after the sizes of what was made.
+        """
         is_small = sum(map(_rewritten_bytes, tasks)) <= LOCAL_REWRITTEN_BYTES_MAX
         parts = list(divided(tasks, _rewritten_bytes, size_max=REWRITTEN_BYTES_AT_ONCE, count_max=MIRRORS_AT_ONCE))
         if self._runs_here(fits=is_small and len(tasks) <= LOCAL_DATA_FILES_MAX):
-            yield from (planner.make(part, target_properties) for part in parts)
+            for part in parts:
+                yield from planner.make(part, target_properties)
             return
         make = partial(make_on_spark, planner, dict(target_properties))
         with self.spark.session() as spark:
             while parts:
                 at_once = TASKS_OF_CORE * spark.sparkContext.defaultParallelism
-                yield from map_on_spark(spark, parts[:at_once], make)
+                failed: SyncError | None = None
+                for made in map_on_spark(spark, parts[:at_once], make):
+                    if isinstance(made, SyncError):
+                        failed = made
+                    else:
+                        yield made
+                if failed:
+                    raise failed
                 del parts[:at_once]
 
     def _runs_here(self, *, fits: bool) -> bool:

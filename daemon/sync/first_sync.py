@@ -19,7 +19,7 @@ from daemon.observe import tracing
 from daemon.pipeline.data_manifests import ManifestAnswer, ManifestTask, manifests_needed
 from daemon.sync.comparison import int64s
 from daemon.sync.context import TableContext
-from daemon.sync.mirrors import MirrorMaker, mirror_state, planner_for
+from daemon.sync.mirrors import MirrorMaker, mirror_state, planner_for, remember_mirrors
 from daemon.sync.outcomes import Shown, SyncOutcome, SyncResult, delete_file_records
 from daemon.sync.recovery import leave_other_table
 from daemon.sync.transaction import Transaction
@@ -65,6 +65,7 @@ def show_state(
     check_places(table.metadata.location, table.properties, context.location)
     if existing is not None:
         record = leave_other_table(context, record, existing, is_wanted=is_wanted)
+        remember_mirrors(context, record.id, existing)
     elif record.metadata_location is not None:
         # The former Iceberg table may still exist under another name or in another catalog, so its files stay.
         context.store.record_table_replaced(record.id, at_ms=context.clock.now_ms())

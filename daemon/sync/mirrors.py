@@ -7,7 +7,7 @@ Such a file is used again: after a crash, or if its data file comes back (RESTOR
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -23,7 +23,7 @@ from daemon.delta.actions import AddFile, Metadata
 from daemon.delta.replay import TableChange
 from daemon.delta.table_state import TableState
 from daemon.errors import ObjectMissing, Unsupported
-from daemon.iceberg.references import live_entries
+from daemon.iceberg.references import data_files_of_all, live_entries
 from daemon.mirror.defaults import defaults_of
 from daemon.mirror.substitution import MirroredState, Mirrors, find_mirror_name, hash_path
 from daemon.observe import tracing
@@ -63,6 +63,22 @@ def find_mirrors_in(table: Table, snapshot: Snapshot | None, state: TableState) 
     ]
 
 
+def remember_mirrors(context: TableContext, table_id: int, table: Table) -> None:
+    """Record the mirrors that any snapshot shows and the state store does not know, as orphans that are in use.
+
+    The name of a mirror has only a hash of its data file's path, which stands for the path until the mirror is used
+    again (`MirrorMaker`). Cleanup removes one that is not, once no snapshot shows it.
+    """
+    if not has_mirrors(table):
+        return
+    found = [
+        MirrorRecord(file.file_path, name.data_file, 0, name.kind, file.file_size_in_bytes)
+        for file in data_files_of_all(table)
+        if (name := find_mirror_name(file.file_path))
+    ]
+    context.store.record_found_mirrors(table_id, found, at_ms=context.clock.now_ms())
+
+
 @dataclass(frozen=True)
 class MirrorMaker:
     """Makes mirrors for the commit of `transaction`, whose table `table` has then. `storage` reads Delta's files."""
@@ -75,42 +91,52 @@ class MirrorMaker:
     def make(self, wanted: Sequence[WantedMirror]) -> Mirrors:
         """Make those of the wanted mirrors that are not there yet. All of them are whole and on the disk afterwards.
 
-        Begins the transaction. Raises `Unsupported` if they would take more than `mirror_bytes_max`.
+        Begins the transaction. Raises `Unsupported` if they would take more than `mirror_bytes_max`, or do so when some
+        are made: the size of one that is rewritten is a guess before. Those stay for the next try, or for cleanup.
         """
         context, transaction = self.context, self.transaction
         known = self._find_usable(wanted)
         new = [each for each in wanted if each.data_file not in known]
-        self._check_room(new)
+        # Those of an abandoned sync count with the new ones: it may have ended because they are too large.
+        failed = OrphanReason.COMMIT_FAILED
+        needed = {each.data_file: each.size_bytes or 0 for each in known.values() if each.reason is failed}
+        others = self._count_others(sum(needed.values())) if needed or new else {}
+        needed |= {each.data_file: each.size_bytes for each in new}
+        self._check_room(needed, others)
         transaction.begin({})
+        tasks = [MirrorTask(each, transaction.name_mirror(each.data_file, each.made, each.kind)) for each in new]
         records = {
-            each.data_file: MirrorRecord(
-                path=transaction.name_mirror(each.data_file, each.made, each.kind),
-                data_file=each.data_file,
-                data_file_bytes=each.data_file_bytes,
-                kind=each.kind,
-                why=each.why,
+            task.path: MirrorRecord(
+                path=task.path,
+                data_file=task.wanted.data_file,
+                data_file_bytes=task.wanted.data_file_bytes,
+                kind=task.wanted.kind,
+                why=task.wanted.why,
             )
-            for each in new
+            for task in tasks
         }
         # Those of `known` that are orphans are in use from now on.
         context.store.record_mirrors(transaction.id, [*known.values(), *records.values()])
-        tasks = [MirrorTask(each, records[each.data_file].path) for each in new]
-        sizes_bytes: dict[str, int] = {}
+        done = 0
         for made in context.runner.make_mirrors(tasks, self.planner, transaction.target_properties):
             context.store.record_sizes(self.table_id, made)
-            sizes_bytes |= made
+            needed |= {records[path].data_file: size_bytes for path, size_bytes in made.items()}
+            self._check_room(needed, others)
+            done += len(made)
             if context.progress:
-                context.progress.advanced(len(sizes_bytes), len(tasks), "mirrors")
-        whole = [with_fields(each, size_bytes=sizes_bytes[each.path]) for each in records.values()]
+                context.progress.advanced(done, len(tasks), "mirrors")
+        whole = [with_fields(each, size_bytes=needed[each.data_file]) for each in records.values()]
         return Mirrors.of(context.location, (*known.values(), *whole))
 
     def _find_usable(self, wanted: Sequence[WantedMirror]) -> dict[str, MirrorRecord]:
         """Find the wanted mirrors that are there already, by their data files."""
-        by_data_file = {each.data_file: each for each in wanted}
+        # Of those that only the Iceberg table told of, the state store has the hash of the path.
+        by_data_file = {key: each for each in wanted for key in (each.data_file, hash_path(each.data_file))}
         found = [
-            mirror
+            with_fields(mirror, data_file=each.data_file, data_file_bytes=each.data_file_bytes, why=each.why)
             for mirror in self.context.store.find_mirrors(self.table_id, by_data_file)
-            if self._is_usable(mirror, by_data_file[mirror.data_file])
+            for each in [by_data_file[mirror.data_file]]
+            if self._is_usable(mirror, each)
         ]
         storage = FileIOStorage(self.transaction.target_properties)
         # Of several with the same bytes, one that is live comes last.
@@ -129,19 +155,24 @@ class MirrorMaker:
         half_grace_ms = round(self.context.settings.maintenance.orphan_grace_s * 500)
         return mirror.reason.shown_by_older or mirror.since_ms > self.context.clock.now_ms() - half_grace_ms
 
-    def _check_room(self, new: Sequence[WantedMirror]) -> None:
-        needed, limit = sum(each.size_bytes for each in new), int(self.context.settings.mirror_bytes_max)
-        written = self.context.store.count(self.table_id).written if new else ()
+    def _count_others(self, orphans_used: int) -> dict[FileStatus, int]:
+        """Add up the bytes of the table's mirrors by status, without so many of orphans."""
+        written = self.context.store.count(self.table_id).written
         there = {each.status: each.size_bytes or 0 for each in written if each.kind is FileKind.MIRROR}
         there.pop(FileStatus.DELETED, None)
-        total = needed + sum(there.values())
-        if new and total > limit:
-            unused = there.get(FileStatus.ORPHANED, 0)
+        return there | {FileStatus.ORPHANED: there.get(FileStatus.ORPHANED, 0) - orphans_used}
+
+    def _check_room(self, needed: Mapping[str, int], others: Mapping[FileStatus, int]) -> None:
+        """`needed` are the bytes of the mirrors by data file, `others` those of the table's other mirrors by status."""
+        new, total = sum(needed.values()), sum(needed.values()) + sum(others.values())
+        limit = int(self.context.settings.mirror_bytes_max)
+        if needed and total > limit:
+            unused = others[FileStatus.ORPHANED]
             cleanup = f" Cleanup will remove orphans of {unused:,} bytes, which are counted." if unused else ""
             raise Unsupported(
-                f"{counted(len(new), 'data file')} need mirrors of {needed:,} bytes, beside the table's mirrors of "
-                f"{total - needed:,} bytes: {total - limit:,} bytes more than mirror_bytes_max, {limit:,}",
-                path=new[0].data_file,
+                f"{counted(len(needed), 'data file')} need mirrors of {new:,} bytes, beside the table's mirrors of "
+                f"{total - new:,} bytes: {total - limit:,} bytes more than mirror_bytes_max, {limit:,}",
+                path=next(iter(needed)),
                 hint=f"If the store has the room, set mirror_bytes_max: {math.ceil(total / MIB)}MiB or more for it, "
                 f"and `dvsync resume` the table. Or rewrite the files in Delta.{cleanup}",
             )

@@ -25,7 +25,7 @@ from daemon.observe import tracing
 from daemon.store.storage import FileIOStorage
 from daemon.sync.comparison import int64s, not_mendable
 from daemon.sync.context import TableContext
-from daemon.sync.mirrors import find_mirrors_in
+from daemon.sync.mirrors import find_mirrors_in, remember_mirrors
 from daemon.sync.outcomes import Shown, live_file, shown_in
 from daemon.translate.delete_files import UNKNOWN_DV, is_puffin
 from state import (
@@ -89,6 +89,7 @@ def rebuild(
         with_fields(file, mappings=tuple(DvMapping(path, dvs[path].unique_id, count) for path, count in served.items()))
         for file, served in delete_files
     ]
+    remember_mirrors(context, record.id, table)
     at_ms = context.clock.now_ms()
     context.store.record_rebuilt(
         outcome, live, deletes, at_ms=at_ms, synced_at_ms=current.timestamp_ms, mirrors=delta.mirrors

@@ -278,9 +278,14 @@ def orphan_delete_files(
 
 
 def write_mirrors(
-    connection: Connection, table_id: int, mirrors: Iterable[MirrorRecord], status: Mapping[str, Any]
+    connection: Connection,
+    table_id: int,
+    mirrors: Iterable[MirrorRecord],
+    status: Mapping[str, Any],
+    *,
+    keep: Collection[FileStatus] = (FileStatus.LIVE,),
 ) -> None:
-    """Give these mirrors a status, known or not. Live ones stay as they are."""
+    """Give these mirrors a status, known or not. Those with a status of `keep` stay as they are."""
     columns = {
         mirror.path: {
             "data_file": mirror.data_file,
@@ -293,7 +298,7 @@ def write_mirrors(
         }
         for mirror in mirrors
     }
-    write_written(connection, table_id, FileKind.MIRROR, columns, keep=(FileStatus.LIVE,))
+    write_written(connection, table_id, FileKind.MIRROR, columns, keep=keep)
 
 
 def orphan_mirrors_not_shown(connection: Connection, table_id: int, *, at_ms: int) -> None:

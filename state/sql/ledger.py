@@ -190,6 +190,12 @@ class FileLedger(Transactions):
             del pending["reason"]
             sql_files.write_mirrors(connection, intent.table_id, mirrors, pending)
 
+    def record_found_mirrors(self, table_id: int, mirrors: Collection[MirrorRecord], *, at_ms: int) -> None:
+        """Record mirrors that a snapshot of the Iceberg table shows, as such orphans. Known paths stay as they are."""
+        with self._write(table_id) as connection:
+            found = orphaned(OrphanReason.FOUND_IN_USE, at_ms)
+            sql_files.write_mirrors(connection, table_id, mirrors, found, keep=tuple(FileStatus))
+
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         """Store what `record_synced` will apply, before the Iceberg commit is tried."""
         with self._database.write() as connection:

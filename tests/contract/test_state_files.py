@@ -610,6 +610,27 @@ def test_a_mirror_of_a_failed_commit_is_an_orphan(store: StateStore, table_id: i
     }
 
 
+def test_found_mirrors_are_orphans_in_use(store: StateStore, table_id: int) -> None:
+    """Known ones stay as they are, whatever their status; a found one may be used again."""
+    open_intent(store, table_id, 1)
+    store.record_mirrors(1, [mirror("m", "d", 130)])
+    store.record_synced(1, outcome(table_id, 1, added_files=(live_file("m"),)), at_ms=2)
+    open_intent(store, table_id, 2)
+    store.record_mirrors(2, [mirror("n", "e")])
+    found = [mirror(path, "hash", 120) for path in ("m", "n", "o")]
+    store.record_found_mirrors(table_id, found, at_ms=3)
+    store.record_found_mirrors(table_id, found, at_ms=4)
+    assert mirrors_of(store, table_id, "d", "e", "hash") == {
+        "m": (FileStatus.LIVE, None),
+        "n": (FileStatus.PENDING, None),
+        "o": (FileStatus.ORPHANED, OrphanReason.FOUND_IN_USE),
+    }
+    (known,) = store.find_mirrors(table_id, ["hash"])
+    assert (known.since_ms, known.size_bytes) == (3, 120)
+    store.record_mirrors(2, [mirror("o", "f", 120)])
+    assert mirrors_of(store, table_id, "f", "hash") == {"o": (FileStatus.PENDING, None)}
+
+
 def test_rebuilt_mirrors_are_those_that_are_shown(store: StateStore, table_id: int) -> None:
     """Found ones and known ones are live if they are live data files; all others are orphans."""
     open_intent(store, table_id, 1)

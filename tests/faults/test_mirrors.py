@@ -25,14 +25,15 @@ from daemon.translate.readers import Fault
 from daemon.verify.findings import Level, Scope
 from daemon.verify.verifier import Verifier
 from state import FileKind, FileStatus, OrphanReason
+from tests.kit.broken_logs import checkpoint
 from tests.kit.checks import check, rows_of, table_id
-from tests.kit.daemons import daemon, write_config
+from tests.kit.daemons import command, daemon, write_config
 from tests.kit.handmade import COLUMNS, RANDOM, Bench, HandmadeTable
 from tests.kit.handmade_mirrored import Mirrored
 from tests.kit.load import Load
 from tests.kit.mirror_files import column
 from tests.kit.mirror_files import field as stored
-from tests.kit.misread import CASES, SPARK_2, Misread
+from tests.kit.misread import CASES, GROWING, SPARK_2, Misread
 from tests.kit.readers import READERS, assert_readers_agree
 from tests.kit.servers import ObjectStore
 
@@ -134,6 +135,88 @@ def test_the_state_is_rebuilt_from_iceberg_alone(table: Mirrored) -> None:
         bench.sync(full=True)
         assert mirrors_of(bench) == before, "a resync uses them, too"
         agree(bench, table, "resync")
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_the_state_is_rebuilt_without_deltas_version(
+    table: Mirrored, version: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No mirror is made twice, also if only an older snapshot shows it, and none is shown for another file of the same
+    name and size. Cleanup removes those that are not used again.
+    """
+    options = {"maintenance": {"snapshots_max": 1, "orphan_grace": "60s"}}
+    with following(table, format_version=version, **options) as bench:
+        stays, leaves, _, comes_back, replaced, _ = add_files(table, 6)
+        bench.sync()
+        before = mirrors_of(bench)
+        table.commit([*table.delete({stays: [0], leaves: [1], replaced: [2]}), table.remove(comes_back)])
+        bench.sync()
+        bench.close()
+        bench.state_file.unlink()
+        bench.open()
+
+        size = (table.folder / replaced).stat().st_size
+        table.commit([table.remove(leaves), table.remove(replaced), table.add(comes_back, deleted=[3])])
+        rows = [(number, part, value) for number, (_, part, value) in enumerate(table.rows[replaced], 900)]
+        HandmadeTable.write_file(table, rows, name=Path(replaced).stem)
+        table.commit([table.add(replaced)])
+        assert (table.folder / replaced).stat().st_size == size
+        checkpoint((), table)
+        bench.sync()
+        agree(bench, table, "after the rebuild")
+        after = mirrors_of(bench)
+        of = {path: f"{table.location}/{path}" for path in (stays, leaves, comes_back, replaced)}
+        assert {path for path in of if after.get(of[path]) == before[of[path]]} == {stays, comes_back}
+        assert of[replaced] in after and of[leaves] not in after
+        unused = {before[of[leaves]], before[of[replaced]]}
+        assert unused == {
+            each.path for each in written(bench) if (each.kind, each.status) == (FileKind.MIRROR, FileStatus.ORPHANED)
+        }
+
+        table.commit(table.delete({stays: [1]}))
+        bench.sync()
+        agree(bench, table, "a later delete")
+        assert clean_up(bench.context, Event()).removed == []
+        Expirer(bench.context).expire()
+        now_ms = bench.clock.now_ms
+        monkeypatch.setattr(type(bench.clock), "now_ms", lambda _: now_ms() + 120_000)
+        assert unused <= {file.path for file in clean_up(bench.context, Event()).removed}
+        left = {f"file://{path}" for path in bench.folder.rglob("*-mirror.parquet")}
+        assert left == set(mirrors_of(bench).values())
+
+        bench.close()
+        bench.state_file.unlink()
+        bench.open()
+        bench.sync(full=True)
+        assert set(mirrors_of(bench).values()) == left, "a resync without the state finds them, too"
+
+
+def test_a_limit_parks_before_the_disk_is_full(tmp_path: Path) -> None:
+    """Mirrors that get larger than their files are counted as they are made; a higher limit uses those that are."""
+    table = GROWING.make(tmp_path / "delta")
+    table.commit([GROWING.add(table) for _ in range(5)])
+    size = max(path.stat().st_size for path in table.folder.glob("*.parquet"))
+    config = tmp_path / "config.yaml"
+
+    def sync(limit: str, *words: str) -> tuple[str, set[Path]]:
+        entry = {"source": str(table.folder), "target": "lake.t", "name": "t"}
+        write_config(config, tables=[{**entry, "mirrors": "rewrite", "mirror_bytes_max": limit, "engine": "local"}])
+        done = command(config, *words)
+        return done.stdout + done.stderr, set(tmp_path.rglob("*-mirror.parquet"))
+
+    said, made = sync("1MiB", "sync", "t")
+    assert "more than mirror_bytes_max, 1,048,576" in said
+    # Each is 400 kB.
+    assert 6 * size < 1 << 20 and len(made) == 3
+    said, again = sync("1MiB", "sync", "t")
+    assert "more than mirror_bytes_max, 1,048,576" in said
+    assert again == made, "no further one"
+    for _ in range(2):
+        said, all_of_them = sync("2MiB", "sync", "t")
+        assert "more than mirror_bytes_max, 2,097,152" in said, "the last one is too many, also when it is there"
+        assert made < all_of_them and len(all_of_them) == 6
+    said, used = sync("10MiB", "sync", "t")
+    assert used == all_of_them and "advanced, version 2" in said
 
 
 def test_a_crash_between_commit_and_record_of_a_first_sync(table: Mirrored, monkeypatch: pytest.MonkeyPatch) -> None:

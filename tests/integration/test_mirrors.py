@@ -17,14 +17,17 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from daemon.errors import CorruptInput, Unsupported
 from daemon.mirror.substitution import find_mirror_name
 from daemon.pipeline import runner
 from daemon.spark.answers import map_on_spark
 from daemon.verify.findings import Fault, Level, Scope
 from daemon.verify.verifier import Verifier
+from state import FileKind, FileStatus
 from tests.kit.follow import Followed
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.handmade_mirrored import Mirrored
+from tests.kit.misread import GROWING
 from tests.kit.readers import assert_readers_agree, read_delta, read_spark
 from tests.kit.service import Service
 
@@ -100,6 +103,36 @@ def test_lists_in_lists_of_a_converted_table(service: Service, tmp_path: Path) -
     assert [find_mirror_name(path).kind for path in mirrors_of(table).values()] == ["footer"]  # type: ignore[union-attr]
     table.step("OPTIMIZE {t}")
     assert not mirrors_of(table)
+
+
+def test_spark_counts_what_its_tasks_have_made(spark: SparkSession, tmp_path: Path) -> None:
+    """Also if one of them fails: the next try uses the others, and nothing is shown that exceeds the limit."""
+    table = GROWING.make(tmp_path / "delta")
+    table.commit([GROWING.add(table) for _ in range(5)])
+    damaged = table.folder / "3.parquet"
+    whole = damaged.read_bytes()
+    damaged.write_bytes(whole[:4] + b"\xff" * 16 + whole[20:])
+    options = {"mirrors": "rewrite", "mirror_bytes_max": "2MiB"}
+
+    def made() -> dict[str, int]:
+        return {f"file://{path}": path.stat().st_size for path in bench.folder.rglob("*-mirror.parquet")}
+
+    with closing(Bench(tmp_path / "dvsync", table.location, engine="spark", table_options=options)) as bench:
+        with pytest.raises(CorruptInput, match="cannot be read"):
+            bench.sync()
+        written = bench.store.list_written(1, (FileStatus.ORPHANED,))
+        first = {each.path: each.size_bytes for each in written if each.size_bytes and each.kind is FileKind.MIRROR}
+        assert first and first == made()
+        damaged.write_bytes(whole)
+        for _ in range(2):
+            with pytest.raises(Unsupported, match="more than mirror_bytes_max, 2,097,152"):
+                bench.sync()
+            assert first.items() < made().items() and len(made()) == 6
+    with closing(
+        Bench(tmp_path / "dvsync", table.location, engine="spark", table_options={"mirrors": "rewrite"})
+    ) as bench:
+        bench.sync()
+        assert {each.path: each.size_bytes for each in bench.store.list_live_mirrors(1)} == made()
 
 
 def faults_at(bench: Bench, level: Level) -> Mapping[Fault, int]:

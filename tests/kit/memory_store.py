@@ -345,6 +345,15 @@ class MemoryStateStore:
                 table = self._tables[intent.table_id]
                 table.write_mirror(mirror, FileStatus.PENDING, intent.created_at_ms, intent_id)
 
+    def record_found_mirrors(self, table_id: int, mirrors: Collection[MirrorRecord], *, at_ms: int) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            for mirror in mirrors:
+                if table.find_written(FileKind.MIRROR, mirror.path) is None:
+                    table.write_mirror(mirror, FileStatus.PENDING, at_ms, None)
+                    written = table.written[False, mirror.path]
+                    table.make_orphan(written, OrphanReason.FOUND_IN_USE, at_ms)
+
     def find_recent_commits(self, table_id: int) -> tuple[CommitIdentity, ...]:
         with self._lock:
             return self._tables[table_id].recent_commits

@@ -276,3 +276,15 @@ BY_ALL: Mapping[str, tuple[Misread, MirrorKind]] = {
         "rewrite",
     ),
 }
+
+# Of 2 kB; its mirror, which is rewritten without the encoding, has 400 kB.
+GROWING = Misread(
+    [column("id", "long"), column("d", "double")],
+    pa.table({"id": pa.array(range(25_000), pa.int64()), "d": pa.array(range(25_000), pa.int32())}),
+    [],
+    options={
+        "use_dictionary": False,
+        "compression": "none",
+        "column_encoding": dict.fromkeys(("id", "d"), "DELTA_BINARY_PACKED"),
+    },
+)

@@ -37,7 +37,7 @@ def rewritten(path: Path, table: TableSchema, partition: Any = None, defaults: A
     task = RewriteTask(str(path), str(mirror), table, partition or {}, defaults or {})
     check_rewrite(load_footer(FileIOStorage(), str(path)).metadata, task)
     (written,) = make_mirrors(FileIOStorage(), {}, [task])
-    assert (written.path, written.size_bytes) == (str(mirror), mirror.stat().st_size)
+    assert written == {str(mirror): mirror.stat().st_size}
     assert pq.read_metadata(mirror).num_rows == pq.read_metadata(path).num_rows
     assert planned(mirror, table) is None
     return mirror

@@ -46,7 +46,7 @@ def made(add: AddFile, table: TableSchema, plan: MirrorPlan) -> AddFile:
         task = RewriteTask(add.path, mirror, table, partition, {})
         check_rewrite(footer.metadata, task)
     (written,) = make_mirrors(STORAGE, {}, [task])
-    as_added = msgspec.structs.replace(add, path=mirror, size=written.size_bytes)
+    as_added = msgspec.structs.replace(add, path=mirror, size=written[mirror])
     metrics, _ = Inspector(STORAGE, table).inspect_file(as_added)
     assert metrics.record_count == pq.read_metadata(local(add)).num_rows
     return as_added
