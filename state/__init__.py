@@ -25,6 +25,7 @@ from state.records import (
     SyncRun,
     TableError,
     TableRecord,
+    VectorFile,
     Wait,
     WrittenFile,
 )

@@ -24,6 +24,7 @@ class FileKind(StrEnum):
     MANIFEST_LIST = "manifest-list"
     METADATA = "metadata"
     MIRROR = "mirror"
+    VECTORS = "vectors"  # in the Delta table's folder: see `VectorFile`
 
 
 class FileStatus(StrEnum):
@@ -179,6 +180,17 @@ class WrittenFile(msgspec.Struct, frozen=True):
     since_ms: int
     reason: OrphanReason | None = None
     size_bytes: int | None = None
+
+
+class VectorFile(msgspec.Struct, frozen=True):
+    """A file of deletion vectors in the Delta table, which a commit after `read_version` may name.
+
+    Recorded at `since_ms`, before it existed, and forgotten once it is known whether a commit names it.
+    """
+
+    path: str
+    read_version: int
+    since_ms: int
 
 
 class Intent(msgspec.Struct, frozen=True):

@@ -42,7 +42,7 @@ def delete(
     from daemon.cli.tables import find_tables  # noqa: PLC0415
     from daemon.clock import SystemClock  # noqa: PLC0415
     from daemon.delta.log import DeltaLog  # noqa: PLC0415
-    from daemon.delta_writer.deletion import delete_from  # noqa: PLC0415
+    from daemon.delta_writer.deletion import Tracking, delete_from  # noqa: PLC0415
     from daemon.notices.notice import Deleted, Run, events_of, make_notice  # noqa: PLC0415
     from daemon.notices.outbox import COMMAND_END_MAX_S, Outbox  # noqa: PLC0415
     from daemon.observe import log as events  # noqa: PLC0415
@@ -73,6 +73,7 @@ def delete(
                 open_spark=spark.session,
                 time_zone=chosen.partition_time_zone,
                 by=who(),
+                tracking=Tracking(store, record.id) if record else None,
             )
             told = _told(done)
             say(f"{chosen.name}: {told}")
@@ -105,7 +106,7 @@ def delete(
                     operation="DELETE",
                 )
                 try:
-                    store.record_run(run)
+                    store.record_run(run, committed=done.vector_files)
                 except StateUnavailable as error:
                     # Not an error that asks to try again.
                     say(f"{chosen.name}: dvsync's history does not have it ({error}); DESCRIBE HISTORY in Delta has it")

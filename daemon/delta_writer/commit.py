@@ -7,7 +7,7 @@ the rows are found anew: by the rules of Delta's isolation level Serializable.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version as version_of
 from typing import Any, Final, Protocol
 from uuid import uuid4
@@ -35,7 +35,7 @@ from daemon.delta_writer.actions import (
 )
 from daemon.delta_writer.features import check_writable, needs_row_ids
 from daemon.delta_writer.footer_stats import indexing_of, load_stats
-from daemon.delta_writer.vectors import VectorFiles
+from daemon.delta_writer.vectors import Tracking, VectorFiles
 from daemon.errors import (
     CommitConflict,
     CommitOutcomeUnknown,
@@ -87,7 +87,10 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Deletion:
-    """What was deleted, or would be. `version` is that of the commit; None if there was none."""
+    """What was deleted, or would be. `version` is that of the commit; None if there was none.
+
+    `vector_files` are those that the commit names.
+    """
 
     read_version: int
     version: int | None
@@ -95,18 +98,24 @@ class Deletion:
     files_removed: int
     files_marked: int
     bytes_written: int
+    vector_files: tuple[str, ...] = ()
 
 
 class _Overtaken(Exception):
-    """Another commit changed what was read."""
+    """Another commit changed what was read, or what was written is too old."""
 
 
-def commit_deletion(log: DeltaLog, clock: Clock, finder: Finder, wanted: Wanted) -> Deletion:
+def commit_deletion(
+    log: DeltaLog, clock: Clock, finder: Finder, wanted: Wanted, tracking: Tracking | None = None
+) -> Deletion:
     """Delete the rows that `finder` finds in the newest state of the table.
+
+    A state store with `tracking` has the names of the vector files from before they exist. The caller lets it forget
+    the `vector_files` of the result. Without it, VACUUM removes what a kill leaves.
 
     Raises `Unsupported` if dvsync does not write this table, `ConfigInvalid` for more rows than wanted,
     `CommitConflict` after ATTEMPTS_MAX, and what the log's readers raise: nothing is committed then. After a
-    `CommitOutcomeUnknown` it may be.
+    `CommitOutcomeUnknown` it may be. Raises StateUnavailable, too, with `tracking`.
     """
     for _ in range(ATTEMPTS_MAX):
         segment = load_log_segment(log)
@@ -115,7 +124,7 @@ def commit_deletion(log: DeltaLog, clock: Clock, finder: Finder, wanted: Wanted)
         with errors_at(version=state.version, path=log.folder):
             check_writable(state.protocol, state.metadata)
         try:
-            return _Attempt((log, segment, state), clock, finder, wanted).run()
+            return _Attempt((log, segment, state), clock, finder, wanted, tracking).run()
         except _Overtaken:
             continue
     raise CommitConflict(
@@ -129,11 +138,16 @@ class _Attempt:
     """One state of the table, from which the rows are found. `table` is its log, with the files that make the state."""
 
     def __init__(
-        self, table: tuple[DeltaLog, LogSegment, ReplayedState], clock: Clock, finder: Finder, wanted: Wanted
+        self,
+        table: tuple[DeltaLog, LogSegment, ReplayedState],
+        clock: Clock,
+        finder: Finder,
+        wanted: Wanted,
+        tracking: Tracking | None,
     ) -> None:
         self._log, self._segment, self._state = table
         self._clock, self._finder, self._wanted = clock, finder, wanted
-        self._files = VectorFiles(self._log.storage, self._log.location, is_dry=wanted.dry_run)
+        self._files = VectorFiles(self._log, clock, self._state.version, tracking)
         self._counts = Counts()
 
     def run(self) -> Deletion:
@@ -158,19 +172,26 @@ class _Attempt:
                     version=self._state.version,
                     hint="Nothing was deleted. --dry-run says how many rows there are.",
                 )
-        self._files.flush()
         scanned_s = self._clock.monotonic_s()
         lines = self._lines(found)
         if not found or self._wanted.dry_run:
             return self._deletion(None)
+        self._files.write()
         version = self._commit(lines, round((scanned_s - started_s) * 1000), scanned_s)
         return self._deletion(version)
 
     def _deletion(self, version: int | None) -> Deletion:
         counts = self._counts
         marked = counts.vectors_added + counts.vectors_updated
+        files = self._files
         return Deletion(
-            self._state.version, version, counts.deleted_rows, counts.files_removed, marked, self._files.bytes_written
+            self._state.version,
+            version,
+            counts.deleted_rows,
+            counts.files_removed,
+            marked,
+            files.bytes_written,
+            files.paths,
         )
 
     def _deleted(self, rows: FoundRows) -> tuple[FoundRows, Any] | None:
@@ -197,7 +218,8 @@ class _Attempt:
         else:
             counts.files_removed += 1
             counts.vectors_removed += add.deletion_vector is not None
-        return rows, vector
+        # Without the positions: what is to be written has them.
+        return replace(rows, positions=None), vector
 
     def _with_older(self, positions: BitMap64, add: AddFile) -> BitMap64:
         if add.deletion_vector is None:
@@ -239,6 +261,8 @@ class _Attempt:
         """Make the next commit that is free, unless a commit in between changed what was read."""
         version, before_ms = self._state.version + 1, self._state.timestamp_ms
         for _ in range(OVERTAKEN_MAX):
+            if self._files.are_too_old():
+                raise _Overtaken
             rewrite_ms = round((self._clock.monotonic_s() - scanned_s) * 1000)
             data = encode_commit(self._commit_info(before_ms, scan_ms, rewrite_ms), lines)
             if self._put(version, data):

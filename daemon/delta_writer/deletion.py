@@ -15,6 +15,7 @@ from daemon.delta_writer.commit import Deletion, Wanted, commit_deletion
 from daemon.delta_writer.features import check_writable
 from daemon.delta_writer.finder import PredicateFinder
 from daemon.delta_writer.placement import PlacedRows, RowsMoved
+from daemon.delta_writer.vectors import Tracking
 from daemon.spark.session import OpenSession
 from daemon.store.locations import normalize_location
 from daemon.store.storage import FileIOStorage
@@ -22,7 +23,7 @@ from daemon.store.storage import FileIOStorage
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Deletion", "RowsMoved", "check_writable", "delete_at", "delete_from", "delete_rows"]
+__all__ = ["Deletion", "RowsMoved", "Tracking", "check_writable", "delete_at", "delete_from", "delete_rows"]
 
 Engine = Literal["auto", "local", "spark"]
 
@@ -43,7 +44,8 @@ def delete_rows(
 
     `properties` are PyIceberg's for the table's store (`storage` in config.yaml). More rows than `at_most` are refused.
     With `dry_run`, nothing is written. `spark` is needed for large tables, or all with the engine `spark`. `time_zone`
-    is that of timestamp partition values without one. Delta's history has `by` as the user's name.
+    is that of timestamp partition values without one. Delta's history has `by` as the user's name. What a kill leaves
+    behind is removed by Delta's VACUUM: no state store has its name.
 
     Raises as `commit_deletion` and `PredicateFinder.find`. Unless it is `CommitOutcomeUnknown`, nothing was deleted.
     """
@@ -59,6 +61,7 @@ def delete_rows(
         open_spark=open_spark,
         time_zone=time_zone,
         by=by,
+        tracking=None,
     )
 
 
@@ -72,19 +75,26 @@ def delete_from(
     open_spark: OpenSession | None,
     time_zone: str,
     by: str | None,
+    tracking: Tracking | None,
 ) -> Deletion:
-    """The same for a table that is open already."""
+    """The same for a table that is open already; `tracking` as for `commit_deletion`."""
     finder = PredicateFinder(predicate, log.storage, time_zone=time_zone, engine=engine, open_spark=open_spark)
     # As Delta does: a list of conditions, which all hold.
     parameters = {"predicate": msgspec.json.encode([predicate]).decode()}
-    return commit_deletion(log, SystemClock(), finder, Wanted(parameters, by, at_most, dry_run))
+    return commit_deletion(log, SystemClock(), finder, Wanted(parameters, by, at_most, dry_run), tracking)
 
 
 def delete_at(
-    log: DeltaLog, clock: Clock, rows: Mapping[str, BitMap64], *, version: int, parameters: Mapping[str, str]
+    log: DeltaLog,
+    clock: Clock,
+    rows: Mapping[str, BitMap64],
+    *,
+    version: int,
+    parameters: Mapping[str, str],
+    tracking: Tracking,
 ) -> Deletion:
     """Delete the rows at these positions of data files, as the files were at `version`, wherever the rows are now.
 
     Raises as `commit_deletion`, and `RowsMoved` if nobody can tell where they are: nothing was deleted then.
     """
-    return commit_deletion(log, clock, PlacedRows(log, rows, version), Wanted(parameters))
+    return commit_deletion(log, clock, PlacedRows(log, rows, version), Wanted(parameters), tracking)

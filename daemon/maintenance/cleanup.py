@@ -17,9 +17,10 @@ from threading import Event
 from msgspec.structs import replace as with_fields
 from pyiceberg.table import Table
 
-from daemon.errors import ObjectStoreAway
+from daemon.errors import ObjectStoreAway, SyncError
 from daemon.iceberg.references import referenced_files
 from daemon.iceberg.version_hint import NAME as HINT_NAME
+from daemon.maintenance.left_vectors import find_due, find_unnamed, is_own
 from daemon.maintenance.own_places import OwnPlaces, name_of
 from daemon.mirror.substitution import find_mirror_name
 from daemon.store.storage import FileIOStorage
@@ -32,6 +33,7 @@ HISTORY_MS = 7 * 86_400_000  # how long the state store remembers removed files 
 # The statuses of files that may still be in the store.
 THERE = (FileStatus.PENDING, FileStatus.LIVE, FileStatus.ORPHANED)
 IN_GRACE = "its grace period is not over"
+OUTSIDE = "it lies outside of the table's own folders"
 
 
 @dataclass
@@ -61,6 +63,7 @@ def clean_up(
     """
     store, done = context.store, Cleanup()
     record = context.find_record()
+    _remove_left_vectors(context, record, done, dry_run=dry_run)
     table = _find_own_table(context, record)
     if record is None or table is None:
         if orphans := store.list_written(record.id, (FileStatus.ORPHANED,)) if record else []:
@@ -97,7 +100,7 @@ def clean_up(
     if survey.waiting:
         done.left[IN_GRACE] += survey.waiting
     if dry_run:
-        done.removed = due
+        done.removed += due
         return done
     for start in range(0, len(due), BATCH):
         if stop.is_set():
@@ -105,6 +108,36 @@ def clean_up(
         _remove(context, own.storage, record.id, due[start : start + BATCH], done)
     forget_history(context, record)
     return done
+
+
+def _remove_left_vectors(context: TableContext, record: TableRecord | None, done: Cleanup, *, dry_run: bool) -> None:
+    """Remove the files of deletion vectors that a crash left in the Delta table; forget those that a commit names."""
+    if record is None:
+        return
+    due, waiting = find_due(context, record)
+    own = [file for file in due if is_own(context, file)]
+    done.left += Counter({IN_GRACE: waiting, OUTSIDE: len(due) - len(own)})
+    if not own:
+        return
+    try:
+        unnamed, untold = find_unnamed(context, own)
+    except SyncError as error:
+        done.failed.append(str(error))  # of the Delta table, which the Iceberg table's files need not wait for
+        return
+    done.left += Counter({"Delta's log does not tell whether a commit names it, so VACUUM must remove it": untold})
+    kept = set[str]()
+    for file in unnamed:
+        try:
+            if not dry_run:
+                context.storage.delete(file.path)
+            why = OrphanReason.COMMIT_FAILED
+            done.removed.append(WrittenFile(file.path, FileKind.VECTORS, FileStatus.ORPHANED, file.since_ms, why))
+        except ObjectStoreAway as error:
+            kept.add(file.path)
+            done.failed.append(str(error))
+    if not dry_run:
+        # After a crash before this, the next run finds them gone, which is no error.
+        context.store.forget_vectors(record.id, {file.path for file in own} - kept)
 
 
 def forget_history(context: TableContext, record: TableRecord | None, *, orphans: bool = False) -> None:
@@ -143,7 +176,9 @@ def has_due_orphans(context: TableContext) -> bool:
     record = context.find_record()
     before_ms = context.clock.now_ms() - round(context.settings.maintenance.orphan_grace_s * 1000)
     reasons = [each for each in OrphanReason if not each.shown_by_older and each is not OrphanReason.TABLE_REPLACED]
-    return record is not None and context.store.has_orphans(record.id, before_ms=before_ms, reasons=reasons)
+    return record is not None and (
+        context.store.has_orphans(record.id, before_ms=before_ms, reasons=reasons) or bool(find_due(context, record)[0])
+    )
 
 
 @dataclass(frozen=True)
@@ -233,7 +268,7 @@ def _due_among(
         elif file.since_ms > due_ms:
             done.left[IN_GRACE] += 1
         elif not own.has(file.path):
-            done.left["it lies outside of the table's own folders"] += 1
+            done.left[OUTSIDE] += 1
         elif not own.may_have_written(file):
             done.left["another program wrote it"] += 1
         else:

@@ -6,7 +6,7 @@ module of the syncs reaches what writes Delta logs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
@@ -23,7 +23,7 @@ from daemon.delta.commit_info import CommitInfo, read_commit_info
 from daemon.delta.deletion_vector import FRAME_BYTES, SIZE_FIELD_BYTES, frame_bytes, read_position_sets
 from daemon.delta.log import DeltaLog
 from daemon.delta.position_set import as_bitmap, decode_positions
-from daemon.delta_writer.deletion import RowsMoved, delete_at
+from daemon.delta_writer.deletion import RowsMoved, Tracking, delete_at
 from daemon.errors import CorruptInput, ObjectMissing, TargetChanged
 from daemon.iceberg.account import find_account
 from daemon.iceberg.delete_file_writer import damaged_deletes
@@ -94,7 +94,7 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     deletes = _ForeignDeletes(context, table, own, current)
     rows = _difference(deletes.shown, deletes.shown_by_own)
     deletes.check_share(rows)
-    version = taken.get(before.snapshot_id)
+    version, committed = taken.get(before.snapshot_id), tuple[str, ...]()
     is_own = before.snapshot_id == own.snapshot_id
     if new := _difference(deletes.shown, deletes.shown_by_own if is_own else deletes.shown_by(before)):
         context.target.check_lease()
@@ -106,7 +106,10 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
         named = {mirrored.get(path, path): positions for path, positions in new.items()}
         parameters = {TARGET: context.settings.target, SNAPSHOT_ID: str(current.snapshot_id), COMMITS: who}
         try:
-            done = delete_at(log, context.clock, named, version=marker.version, parameters=parameters)
+            tracking = Tracking(context.store, record.id)
+            done = delete_at(
+                log, context.clock, named, version=marker.version, parameters=parameters, tracking=tracking
+            )
         except RowsMoved as moved:
             told = (
                 f"{_told(new)} in Iceberg are back, because they could not be deleted in Delta: {moved}. It was {who}"
@@ -114,7 +117,7 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
             _log.warning(events.TARGET_OVERWRITTEN, reason=told)
             _record(context, record, SyncRun(record.id, context.clock.now_ms(), 0, REJECTED, message=told))
             return HandedOver(marker, told)
-        version = version if done.version is None else done.version
+        version, committed = version if done.version is None else done.version, done.vector_files
     told, kind = f"{_told(rows)} in Iceberg, in Delta by version {version}: {who}", NoticeKind.ROWS_DELETED
     if version is None:
         told = f"{_told(rows)} in Iceberg, and not in Delta, which had all of that already: {who}"
@@ -124,7 +127,7 @@ def hand_over(context: TableContext, record: TableRecord, table: Table) -> Hande
     else:
         _log.info(events.ROWS_DELETED, version=version, reason=told)
         run = SyncRun(record.id, context.clock.now_ms(), 0, DELETED, version, version, message=told, operation="DELETE")
-        _record(context, record, run)
+        _record(context, record, run, committed)
         context.publish(_lineage_of(context, record, table, read_commit_info(log, version), version))
     return HandedOver(marker, told, kind, _find_equal_vectors(context, deletes))
 
@@ -167,10 +170,10 @@ def _told(rows: Rows) -> str:
     return f"{counted(sum(map(len, rows.values())), 'row')} of {counted(len(rows), 'data file')} deleted"
 
 
-def _record(context: TableContext, record: TableRecord, run: SyncRun) -> None:
+def _record(context: TableContext, record: TableRecord, run: SyncRun, committed: Collection[str] = ()) -> None:
     """Put it into the history before the snapshot is made, unless a sync that was killed then has done so."""
     if all(each.message != run.message for each in context.store.list_runs(record.id, runs_max=RUNS_MAX)):
-        context.store.record_run(run)
+        context.store.record_run(run, committed=committed)
 
 
 def _find_equal_vectors(context: TableContext, deletes: _ForeignDeletes) -> dict[str, DeletionVectorDescriptor]:

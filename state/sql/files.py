@@ -36,7 +36,7 @@ from state.records import (
     Outcome,
 )
 from state.sql.bulk import batched, find_by_path, update_rows, write_rows
-from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, MIRRORS
+from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, MIRRORS, VECTOR_FILES
 
 # The rows of the files that dvsync writes.
 WRITTEN_ROWS = (DELETE_FILES, METADATA_FILES, MIRRORS)
@@ -322,6 +322,12 @@ def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[s
         for rows in WRITTEN_ROWS:
             pending = delete(rows).filter_by(status=FileStatus.PENDING, **of)
             connection.execute(pending.where(rows.c.path.in_(batch)))
+
+
+def forget_vectors(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
+    for batch in batched(paths):
+        recorded = delete(VECTOR_FILES).where(VECTOR_FILES.c.table_id == table_id)
+        connection.execute(recorded.where(VECTOR_FILES.c.path.in_(batch)))
 
 
 def remove_some_live_files(connection: Connection, table_id: int, files_max: int) -> bool:

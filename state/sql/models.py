@@ -195,6 +195,17 @@ MIRRORS = Table(
     Index(None, "table_id", "status", "since_ms", "size_bytes"),
 )
 
+# As `VectorFile`. Apart from the files above, whose fate the Iceberg table decides.
+VECTOR_FILES = Table(
+    "vector_files",
+    METADATA,
+    _row_id(),
+    _table_id(),
+    Column("path", Text, nullable=False),
+    *_columns(BigInteger, "read_version", "since_ms", nullable=False),
+    UniqueConstraint("table_id", "path"),
+)
+
 # Which live delete file holds how many positions of which live data file; gone when either is.
 DV_MAPPINGS = Table(
     "dv_mappings",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from msgspec.structs import asdict, replace
 from sqlalchemy import Float, bindparam, cast, delete, func, insert, select
 
@@ -16,7 +18,7 @@ from state.reports import (
     WrittenCount,
     most_frequent,
 )
-from state.sql.files import WRITTEN_ROWS, decode_partition, kind_of, live_file, select_live_files
+from state.sql.files import WRITTEN_ROWS, decode_partition, forget_vectors, kind_of, live_file, select_live_files
 from state.sql.models import DATA_FILES, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, MIRRORS, SYNC_RUNS, TABLES
 from state.sql.rows import TABLE_RECORDS, Transactions, change_table, load_table, table_record, write_table
 
@@ -100,8 +102,10 @@ class TableStore(Transactions):
     def record_proof(self, table_id: int, proof: ProofRecord | None) -> None:
         self._change(table_id, proof=proof)
 
-    def record_run(self, run: SyncRun) -> None:
+    def record_run(self, run: SyncRun, *, committed: Collection[str] = ()) -> None:
+        """Record the run, and forget the files of deletion vectors that it has `committed` to Delta."""
         with self._write(run.table_id) as connection:
+            forget_vectors(connection, run.table_id, committed)
             connection.execute(insert(SYNC_RUNS).values(**asdict(run)))
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:

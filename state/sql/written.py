@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, delete, exists, func, or_, select
+from msgspec.structs import asdict
+from sqlalchemy import ColumnElement, Connection, Select, Table, delete, exists, func, insert, or_, select
 
-from state.records import FileKind, FileStatus, OrphanReason, WrittenFile
+from state.records import FileKind, FileStatus, OrphanReason, VectorFile, WrittenFile
 from state.sql.bulk import batched, update_rows
-from state.sql.files import SHOWN_BY_OLDER, WRITTEN_ROWS, change_written, kind_of, orphaned, write_written
+from state.sql.files import (
+    SHOWN_BY_OLDER,
+    WRITTEN_ROWS,
+    change_written,
+    forget_vectors,
+    kind_of,
+    orphaned,
+    write_written,
+)
 from state.sql.models import (
     DATA_FILES,
     DEAD_VECTORS,
@@ -18,6 +27,7 @@ from state.sql.models import (
     METADATA_FILES,
     MIRRORS,
     SYNC_RUNS,
+    VECTOR_FILES,
     IntentStatus,
 )
 from state.sql.rows import Transactions
@@ -83,7 +93,8 @@ class WrittenFiles(Transactions):
     def forget_before(self, table_id: int, before_ms: int, *, orphans: bool = False) -> None:
         """Forget deleted files, ended intents and runs from before `before_ms`.
 
-        With `orphans`, also forget files that became orphans before then, except those of a replaced table.
+        With `orphans`, also forget files that became orphans before then, except those of a replaced table, and files
+        of deletion vectors.
         """
         with self._write(table_id) as connection:
             for rows in WRITTEN_ROWS:
@@ -92,10 +103,31 @@ class WrittenFiles(Transactions):
                     left = (rows.c.status == FileStatus.ORPHANED) & (rows.c.reason != OrphanReason.TABLE_REPLACED)
                     gone = gone | left
                 connection.execute(delete(rows).where(rows.c.table_id == table_id, gone, rows.c.since_ms < before_ms))
+            if orphans:
+                vectors = delete(VECTOR_FILES).where(VECTOR_FILES.c.table_id == table_id)
+                connection.execute(vectors.where(VECTOR_FILES.c.since_ms < before_ms))
             ended = delete(INTENTS).where(INTENTS.c.table_id == table_id, INTENTS.c.status != IntentStatus.OPEN)
             connection.execute(ended.where(INTENTS.c.created_at_ms < before_ms))
             runs = delete(SYNC_RUNS).where(SYNC_RUNS.c.table_id == table_id)
             connection.execute(runs.where(SYNC_RUNS.c.started_at_ms < before_ms))
+
+    def record_vectors(self, table_id: int, files: Sequence[VectorFile]) -> None:
+        """Record files of deletion vectors, before they exist."""
+        with self._write(table_id) as connection:
+            connection.execute(insert(VECTOR_FILES), [{"table_id": table_id, **asdict(file)} for file in files])
+
+    def list_vectors(self, table_id: int) -> list[VectorFile]:
+        """List the recorded files of deletion vectors, the oldest first."""
+        columns = VECTOR_FILES.c[VectorFile.__struct_fields__]
+        recorded = select(*columns).where(VECTOR_FILES.c.table_id == table_id)
+        with self._read(table_id) as connection:
+            rows = connection.execute(recorded.order_by(VECTOR_FILES.c.since_ms, VECTOR_FILES.c.path))
+            return [VectorFile(*row) for row in rows]
+
+    def forget_vectors(self, table_id: int, paths: Collection[str]) -> None:
+        """Forget these files of deletion vectors: they are gone, or a commit names them, or nobody can tell."""
+        with self._write(table_id) as connection:
+            forget_vectors(connection, table_id, paths)
 
     def list_written(self, table_id: int, statuses: Collection[FileStatus]) -> list[WrittenFile]:
         """List the files that dvsync wrote with one of `statuses`, the oldest first."""

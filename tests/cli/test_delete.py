@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from subprocess import CompletedProcess
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 from deltalake import DeltaTable, QueryBuilder
 
+from daemon.delta_writer import commit, vectors
 from daemon.delta_writer.deletion import delete_rows
+from daemon.errors import CommitOutcomeUnknown
 from tests.kit.forking import run_forked
 from tests.kit.handmade import HandmadeTable
+from tests.kit.invoke import invoke
 
 if TYPE_CHECKING:
     from tests.kit.servers import ObjectStore
@@ -66,6 +73,56 @@ def test_a_deletion(table: HandmadeTable) -> None:
     synced = command(table, "sync")
     assert synced.returncode == 0
     assert "version 2" in synced.stdout and "positions +2" in synced.stdout
+
+
+@pytest.mark.parametrize(
+    "step", ["before the file", "after the file", "before the commit", "after the commit", "unknown"]
+)
+def test_killed(table: HandmadeTable, step: str) -> None:
+    """Cleanup removes what no commit names, an hour later, and nothing else; the table is as it was, or done."""
+    folder = table.folder.parent
+    assert command(table, "sync").returncode == 0
+    child = os.fork()
+    if child == 0:
+        _delete_until(step, folder)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == (1 if step == "unknown" else -signal.SIGKILL)
+    written = set(table.folder.glob("deletion_vector_*.bin"))
+    assert len(written) == (step != "before the file")
+    young = command(table, "cleanup").stdout
+    assert "left 1: its grace period is not over" in young and set(table.folder.glob("*.bin")) == written
+    with closing(sqlite3.connect(folder / "state.db")) as database, database:
+        assert database.execute("UPDATE vector_files SET since_ms = since_ms - 90000000").rowcount == 1
+    cleaned = command(table, "cleanup")
+    is_done = step == "after the commit"
+    assert cleaned.returncode == 0
+    assert set(table.folder.glob("*.bin")) == (written if is_done else set())
+    assert ("(vectors 1)" in cleaned.stdout) == (not is_done)
+    with closing(sqlite3.connect(folder / "state.db")) as database:
+        assert database.execute("SELECT path FROM vector_files").fetchall() == []
+    found = QueryBuilder().register("t", DeltaTable(str(table.folder))).execute("SELECT id FROM t").read_all()
+    assert len(found) == (299 if is_done else 300)
+
+
+def _delete_until(step: str, folder: Path) -> NoReturn:
+    """Delete a row, and be killed before or after a file is written; or never hear whether the commit is there."""
+    when, _, what = step.partition(" the ")
+    module = vectors if what == "file" else commit
+    put = module.put_if_absent
+
+    def killed(*arguments: Any) -> bool:
+        if step == "unknown":
+            raise CommitOutcomeUnknown("the store did not say", path=arguments[0], hint="")
+        if when == "after":
+            put(*arguments)
+        os.kill(os.getpid(), signal.SIGKILL)
+        raise AssertionError
+
+    module.put_if_absent = killed  # type: ignore[attr-defined]
+    code = 3
+    try:
+        code = invoke(["--config", str(folder / "config.yaml"), "delete", "db.t", "--where", "id = 7"]).exit_code
+    finally:
+        os._exit(code)
 
 
 @pytest.mark.parametrize(

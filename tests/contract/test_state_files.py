@@ -17,6 +17,7 @@ from state.records import (
     OrphanReason,
     SyncRun,
     TableError,
+    VectorFile,
     WrittenFile,
 )
 from state.reports import MIRROR_REASONS_MAX, OTHER_REASONS, MirrorCount
@@ -170,6 +171,9 @@ ON_UNKNOWN: list[Callable[[StateStore], object]] = [
     lambda store: store.count(UNKNOWN),
     lambda store: store.find_deletions(UNKNOWN, rows_max=1),
     lambda store: store.list_written(UNKNOWN, [FileStatus.LIVE]),
+    lambda store: store.record_vectors(UNKNOWN, [VectorFile("v", 1, 1)]),
+    lambda store: store.list_vectors(UNKNOWN),
+    lambda store: store.forget_vectors(UNKNOWN, ["v"]),
     lambda store: store.has_orphans(UNKNOWN, before_ms=1, reasons=OrphanReason),
     lambda store: store.list_for_cleanup(UNKNOWN, due_ms=1, now_ms=2),
     lambda store: store.find_crowded(UNKNOWN, delete_files_max=1, deleted_share=0.5),

@@ -24,6 +24,7 @@ from state.records import (
     ProofRecord,
     SyncRun,
     TableError,
+    VectorFile,
     Wait,
     WrittenFile,
 )
@@ -735,6 +736,25 @@ def test_a_delete_file_of_an_abandoned_commit_is_no_deletion(store: StateStore, 
     store.record_abandoned(1, OrphanReason.COMMIT_FAILED, at_ms=6, in_use=["d"])
     assert find_written(store, table_id, "d").status is FileStatus.LIVE
     assert store.find_deletions(table_id, rows_max=10).delete_files == ()
+
+
+def test_vector_files(store: StateStore, table_id: int) -> None:
+    """They are remembered until a run has committed them, or they are forgotten; nothing else touches them."""
+    other = store.open_table("other", "s3://delta/other", "sales.other").id
+    files = [VectorFile("b", 4, 7), VectorFile("a", 4, 7), VectorFile("c", 3, 6)]
+    store.record_vectors(table_id, files)
+    store.record_vectors(other, files[:1])
+    store.record_run(SyncRun(table_id, 7, 1, "deleted"), committed=["a", "unknown"])
+    store.record_table_replaced(table_id, at_ms=8)
+    store.record_rebuilt(outcome(table_id, 1), [], [], at_ms=9)
+    store.forget_before(table_id, 99)
+    assert store.list_vectors(table_id) == [files[2], files[0]]
+    assert store.count(table_id).written == ()
+    store.forget_before(table_id, 7, orphans=True)
+    assert store.list_vectors(table_id) == [files[0]]
+    store.forget_vectors(table_id, ["b", "unknown"])
+    assert (store.list_vectors(table_id), store.list_vectors(other)) == ([], files[:1])
+    store.forget_table(other)
 
 
 def test_long_lists_of_written_files(store: StateStore, table_id: int) -> None:

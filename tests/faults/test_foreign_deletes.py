@@ -128,6 +128,7 @@ def test_deletes_come_to_delta(both: Both) -> None:
     assert both.bench.iceberg().inspect.delete_files().to_pylist() == before
     info = both.committed(2)[0]["commitInfo"]
     assert info["operation"] == "DELETE"
+    assert both.bench.store.list_vectors(table_id(both.bench)) == []
     assert info["operationParameters"]["icebergSnapshotId"] == str(snapshot_id)
     assert info["operationMetrics"]["numDeletedRows"] == "3"
 

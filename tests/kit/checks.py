@@ -12,6 +12,7 @@ from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import duckdb
 import pyarrow as pa
@@ -20,7 +21,7 @@ from pyiceberg.table import Table
 
 from daemon.mirror.substitution import find_mirror_name
 from state import FileStatus, OrphanReason
-from tests.kit.handmade import Bench, HandmadeTable
+from tests.kit.handmade import Bench, HandmadeTable, z85
 from tests.kit.images import FILE_PATH_ID
 
 Row = tuple[int, str, str]
@@ -81,6 +82,16 @@ def check_files(benches: Sequence[Bench], iceberg: Table, entries: Entries) -> N
     assert sorted(on_disk - referenced - {file.path for file in orphans}) == [], "on disk, but unknown"
     failed = {file.path for file in orphans if file.reason is OrphanReason.COMMIT_FAILED}
     assert sorted(failed & referenced) == [], "referenced, but taken for the rest of a failed commit"
+
+
+def check_vectors(bench: Bench, table: HandmadeTable) -> None:
+    """Every file of deletion vectors that no commit names is known: of none is it forgotten who wrote it."""
+    log = "".join(path.read_text() for path in (table.folder / "_delta_log").glob("*.json"))
+    files = table.folder.glob("deletion_vector_*.bin")
+    left = {
+        f"file://{path}" for path in files if z85(UUID(path.stem.removeprefix("deletion_vector_")).bytes) not in log
+    }
+    assert left <= {file.path for file in bench.store.list_vectors(table_id(bench))}
 
 
 def metadata_files(iceberg: Table) -> set[str]:

@@ -43,7 +43,7 @@ from daemon.sync import news
 from daemon.translate import definition
 from state.sql.database import Database
 from state.sql.store import StateStore
-from tests.kit.checks import check, duckdb_rows
+from tests.kit.checks import check, check_vectors, duckdb_rows
 from tests.kit.foreign import delete_in_iceberg, expect
 from tests.kit.handmade import COLUMNS, Bench, HandmadeTable
 from tests.kit.handmade_managed import Managed
@@ -57,7 +57,7 @@ STEPS: tuple[tuple[Any, str], ...] = (
         (StateStore, f"record_{verb}")
         for verb in (
             *("intent", "pending", "mirrors", "prepared", "synced", "rebuilt", "abandoned", "orphans"),
-            *("unreferenced", "sizes", "deleted"),
+            *("unreferenced", "sizes", "deleted", "vectors", "run"),
         )
     ),
     (StateStore, "forget_before"),
@@ -118,6 +118,7 @@ class Case:
         if self.foreign:
             expect(self.table, self.foreign)
             assert not self.table.commit_path(self.table.version + 1).exists(), "the deletes come to Delta once"
+            check_vectors(bench, self.table)
         check(bench, self.table, self.versions)
 
 

@@ -30,6 +30,7 @@ from state.records import (
     SyncRun,
     TableError,
     TableRecord,
+    VectorFile,
     Wait,
     WrittenFile,
 )
@@ -63,6 +64,7 @@ class _Table:
     mirrors: dict[str, MirrorRecord] = field(default_factory=dict)
     intents: dict[tuple[bool, str], int] = field(default_factory=dict)
     runs: list[SyncRun] = field(default_factory=list)
+    vectors: list[VectorFile] = field(default_factory=list)
     recent_commits: tuple[CommitIdentity, ...] = ()
 
     def find_written(self, kind: FileKind, path: str) -> WrittenFile | None:
@@ -543,6 +545,8 @@ class MemoryStateStore:
                 left = file.status is FileStatus.ORPHANED and file.reason is not OrphanReason.TABLE_REPLACED
                 if (file.status is FileStatus.DELETED or (orphans and left)) and file.since_ms < before_ms:
                     table.forget(key)
+            if orphans:
+                table.vectors = [file for file in table.vectors if file.since_ms >= before_ms]
             table.runs = [run for run in table.runs if run.started_at_ms >= before_ms]
             self._intents = {
                 intent_id: known
@@ -566,9 +570,23 @@ class MemoryStateStore:
             table = self._tables[table_id]
             table.record = replace(table.record, proof=proof)
 
-    def record_run(self, run: SyncRun) -> None:
+    def record_run(self, run: SyncRun, *, committed: Collection[str] = ()) -> None:
         with self._lock:
             self._tables[run.table_id].runs.append(run)
+        self.forget_vectors(run.table_id, committed)
+
+    def record_vectors(self, table_id: int, files: Sequence[VectorFile]) -> None:
+        with self._lock:
+            self._tables[table_id].vectors += files
+
+    def list_vectors(self, table_id: int) -> list[VectorFile]:
+        with self._lock:
+            return sorted(self._tables[table_id].vectors, key=lambda file: (file.since_ms, file.path))
+
+    def forget_vectors(self, table_id: int, paths: Collection[str]) -> None:
+        with self._lock:
+            table = self._tables[table_id]
+            table.vectors = [file for file in table.vectors if file.path not in paths]
 
     def record_pause(self, table_id: int, pause: Pause | None) -> None:
         with self._lock:

@@ -24,6 +24,7 @@ from state.records import (
     Pause,
     SyncRun,
     TableError,
+    VectorFile,
     Wait,
     WrittenFile,
 )
@@ -114,6 +115,7 @@ def observe(store: StateStore, table_id: int, paths: list[str]) -> dict[str, Any
         "mostly dead": store.find_mostly_dead(table_id, dead_share=0.4),
         "deletions": store.find_deletions(table_id, rows_max=100),
         "runs": store.list_runs(table_id, runs_max=100),
+        "vectors": store.list_vectors(table_id),
         "recent commits": store.find_recent_commits(table_id),
     }
 
@@ -154,6 +156,8 @@ def write_verbs(store: StateStore, table_id: int) -> list[Callable[[], object]]:
         lambda: store.record_sizes(table_id, {"d": 1}),
         lambda: store.record_deleted(table_id, ["orphaned"], at_ms=3),
         lambda: store.forget_before(table_id, 4),
+        lambda: store.record_vectors(table_id, [VectorFile("v", 1, 1)]),
+        lambda: store.forget_vectors(table_id, ["v"]),
         lambda: store.record_failure(table_id, TableError("k", "m", "h", None, 1, 1, True)),
         lambda: store.record_wait(table_id, Wait("the catalog", 1)),
         lambda: store.record_run(SyncRun(table_id, 1, 1, "advanced")),

@@ -97,6 +97,15 @@ def upgrade() -> None:
     )
 
     op.create_table(
+        "vector_files",
+        _id(autoincrement=True),
+        _points_at("tables", "table_id", ondelete="CASCADE", nullable=False),
+        sa.Column("path", sa.Text(), nullable=False),
+        *_columns(sa.BigInteger(), "read_version", "since_ms", nullable=False),
+        sa.UniqueConstraint("table_id", "path"),
+    )
+
+    op.create_table(
         "dv_mappings",
         _points_at("delete_files", "delete_file_id", ondelete="CASCADE", primary_key=True),
         _points_at("data_files", "data_file_id", ondelete="CASCADE", primary_key=True, index=True),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import pytest
 from deltalake import DeltaTable, QueryBuilder
 from pyroaring import BitMap64
 
-from daemon.clock import SystemClock
+from daemon.clock import Clock, SystemClock
 from daemon.delta.actions import AddFile, Metadata, Protocol
 from daemon.delta.checkpoint import OTHER_YEARS
 from daemon.delta.log import DeltaLog
@@ -24,6 +24,8 @@ from daemon.delta_writer.actions import wide_stats, zones_of
 from daemon.delta_writer.commit import Deletion, FoundRows, Wanted, commit_deletion
 from daemon.delta_writer.deletion import delete_rows
 from daemon.delta_writer.features import FORBIDDING, NOT_CONCERNED, RESPECTED, check_writable
+from daemon.delta_writer.finder import PredicateFinder
+from daemon.delta_writer.vectors import Tracking
 from daemon.errors import (
     CommitConflict,
     CommitOutcomeUnknown,
@@ -33,7 +35,8 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.store.storage import FileIOStorage
-from state.records import DeletionVectorDescriptor
+from state.records import DeletionVectorDescriptor, VectorFile
+from state.sql.store import StateStore
 from tests.kit.handmade import HandmadeTable
 
 ICT = {"delta.enableInCommitTimestamps": "true"}
@@ -352,6 +355,100 @@ def test_a_store_that_does_not_say(table: HandmadeTable, monkeypatch: pytest.Mon
     before = set(table.folder.glob("*.bin"))
     with pytest.raises(CommitOutcomeUnknown, match="the store did not say"):
         delete_rows(str(table.folder), "id = 6")
+    assert len(set(table.folder.glob("*.bin")) - before) == 1
+
+
+class Recorded:
+    """A state store that has the names of files, and what was there when it got them."""
+
+    def __init__(self, table: HandmadeTable) -> None:
+        self.folder, self.store = table.folder, StateStore.open("sqlite://")
+        self.table_id = self.store.open_table("t", table.location, "db.t").id
+        self.calls: list[int] = []
+        inner = self.store.record_vectors
+
+        def record(table_id: int, files: Sequence[VectorFile]) -> None:
+            self.calls.append(len(files))
+            assert not any(Path(file.path.removeprefix("file://")).exists() for file in files), "before they exist"
+            inner(table_id, files)
+
+        self.store.record_vectors = record  # type: ignore[method-assign]
+
+    def delete(self, predicate: str, clock: Clock | None = None) -> Deletion:
+        log = DeltaLog(FileIOStorage(), f"file://{self.folder}", SystemClock())
+        finder = PredicateFinder(predicate, log.storage, time_zone="UTC", engine="local", open_spark=None)
+        return commit_deletion(log, clock or SystemClock(), finder, Wanted({}), Tracking(self.store, self.table_id))
+
+    def names(self) -> set[str]:
+        return {file.path for file in self.store.list_vectors(self.table_id)}
+
+
+@pytest.fixture
+def recorded(table: HandmadeTable) -> Iterator[Recorded]:
+    found = Recorded(table)
+    yield found
+    found.store.close()
+
+
+def test_names_are_recorded_first(table: HandmadeTable, recorded: Recorded, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All in one transaction, with the version that was read; whoever calls forgets them."""
+    monkeypatch.setattr(vectors, "FILE_BYTES_MAX", 1)
+    before = {f"file://{path}" for path in table.folder.glob("*.bin")}
+    done = recorded.delete("id IN (5, 105)")
+    assert recorded.calls == [2]
+    assert {file.read_version for file in recorded.store.list_vectors(recorded.table_id)} == {2}
+    assert recorded.names() == {*done.vector_files}
+    assert recorded.names() == {f"file://{path}" for path in table.folder.glob("*.bin")} - before
+    assert recorded.delete("id < 0").vector_files == ()
+
+
+def test_what_is_discarded_is_forgotten(
+    table: HandmadeTable, recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another attempt has other names; not what a store has perhaps, or could not remove."""
+    Others(monkeypatch, lambda: append(table, 115))
+    done = recorded.delete("id < 120")
+    assert (done.read_version, recorded.names(), recorded.calls) == (3, {*done.vector_files}, [1, 1])
+    known, before = recorded.names(), set(table.folder.glob("*.bin"))
+
+    def unknown(path: str, *_: Any) -> bool:
+        raise CommitOutcomeUnknown("the store did not say", path=path, hint="")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(vectors, "put_if_absent", unknown)
+        with pytest.raises(ObjectStoreAway):
+            recorded.delete("id = 130")
+    (late,) = recorded.names() - known
+    assert set(table.folder.glob("*.bin")) == before, late
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "put_if_absent", unknown)
+        with pytest.raises(CommitOutcomeUnknown):
+            recorded.delete("id = 130")
+    (kept,) = {f"file://{path}" for path in set(table.folder.glob("*.bin")) - before}
+    assert recorded.names() == {*known, late, kept}
+
+
+@pytest.mark.parametrize("kind", ["now_ms", "monotonic_s"])
+def test_what_is_too_old_is_written_anew(
+    table: HandmadeTable, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By either clock: cleanup may remove it by then."""
+    clock = SystemClock()
+    real, unit = getattr(clock, kind), 1000 if kind == "now_ms" else 1
+    monkeypatch.setattr(clock, kind, lambda: real() + unit * (1801 if waited else 0))
+    waited: list[bool] = []
+    put = vectors.put_if_absent
+
+    def slow(*arguments: Any) -> bool:
+        done = put(*arguments)
+        if not waited:
+            waited.append(True)
+        return done
+
+    before = set(table.folder.glob("*.bin"))
+    monkeypatch.setattr(vectors, "put_if_absent", slow)
+    done = recorded.delete("id = 5", clock)
+    assert (done.version, recorded.calls, recorded.names()) == (3, [1, 1], {*done.vector_files})
     assert len(set(table.folder.glob("*.bin")) - before) == 1
 
 
