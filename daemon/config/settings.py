@@ -173,7 +173,8 @@ class DefaultsSettings(_Frozen):
     """Refuse data files that some reader would misread, or show [mirrors](formats.md#mirrors) of them: with a new
     footer (footer), also copied under another name (copy), also rewritten (rewrite)."""
     mirror_bytes_max: ByteSize = Field(ByteSize(100 << 30), ge=1 << 20, le=64 << 40)
-    """A table is parked rather than that its mirrors take more bytes."""
+    """A table is parked rather than that its mirrors take more bytes, but for [what is being
+    written](formats.md#mirrors)."""
     on_foreign_commit: Literal["park", "overwrite"] = "park"
     """If someone else committed to the Iceberg table or rolled it back: park the table, or overwrite it with Delta's
     state."""

@@ -139,7 +139,9 @@ class Tracked:
         if "{old}" in statement:
             drawn["old"] = self._random.randint(1, newest_version(self.location))
         self._new_id += 20
-        self._writer.sql(statement.format(t="{t}", **drawn), self._folder)
+        # Else Spark reads a table's files in two tasks, and random names decide which rows get into which new file.
+        with self._writer.confs({"spark.sql.leafNodeDefaultParallelism": "1", "spark.sql.shuffle.partitions": "1"}):
+            self._writer.sql(statement.format(t="{t}", **drawn), self._folder)
 
     def check(self, iceberg: Table, *, ids: bool = True) -> None:
         """Every row of Delta is in Iceberg, with its row id in format version 3, and no other row is.
