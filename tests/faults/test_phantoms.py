@@ -42,7 +42,7 @@ def test_a_table_that_is_retried_counts_no_orphans(tmp_path: Path) -> None:
 
         until(lambda: error().get("kind") == "ObjectMissing")
         for _ in range(3):
-            since = error()["since"]
+            since = until(lambda: error().get("since"))
             until(lambda since=since: is_tried_anew(since))
         assert running.tables()["t"]["orphans_waiting"] == 0
         away.rename(vector)
