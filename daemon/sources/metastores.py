@@ -63,15 +63,21 @@ class HiveMetastore:
 
     def list_tables(self, _catalog: str, schema: str) -> list[TableInfo]:
         """One request for the names, and one for each hundred tables."""
+        from hive_metastore.ttypes import GetTablesRequest  # noqa: PLC0415 - of the extra `hive`
+
         with self._client() as client:
             names = client.get_all_tables(schema)
             parts = (names[start : start + TABLES_A_REQUEST] for start in range(0, len(names), TABLES_A_REQUEST))
-            return [_of_hive(table) for part in parts for table in client.get_table_objects_by_name(schema, part)]
+            # Hive 4.0.1 has only the later forms of these requests, which Hive 2.3 has, too.
+            asked = (GetTablesRequest(schema, part) for part in parts)
+            return [_of_hive(table) for each in asked for table in client.get_table_objects_by_name_req(each).tables]
 
     def find_table(self, full_name: str) -> TableInfo:
+        from hive_metastore.ttypes import GetTableRequest  # noqa: PLC0415 - of the extra `hive`
+
         schema, name = full_name.split(".")
         with self._client() as client:
-            return _of_hive(client.get_table(schema, name))
+            return _of_hive(client.get_table_req(GetTableRequest(schema, name)).table)
 
     @contextmanager
     def _client(self) -> Iterator[Client]:

@@ -18,6 +18,7 @@ from hive_metastore.ThriftHiveMetastore import Client
 from hive_metastore.ttypes import (
     Database,
     FieldSchema,
+    GetTableRequest,
     LockComponent,
     LockLevel,
     LockRequest,
@@ -79,8 +80,11 @@ class Hive:
         table.tableType = entry.kind
         self._do(lambda client: client.create_table(table))
 
+    def _get(self, schema: str, name: str) -> Table:
+        return self._do(lambda client: client.get_table_req(GetTableRequest(schema, name)).table)
+
     def rename(self, schema: str, name: str, new_name: str) -> None:
-        table = self._do(lambda client: client.get_table(schema, name))
+        table = self._get(schema, name)
         table.tableName = new_name
         self._do(lambda client: client.alter_table(schema, name, table))
 
@@ -100,20 +104,20 @@ class Hive:
         return HiveCatalog("theirs", **{**self.catalog(folder), "uri": self.source["uri"]})
 
     def parameters(self, schema: str, name: str) -> dict[str, str]:
-        return dict(self._do(lambda client: client.get_table(schema, name)).parameters)
+        return dict(self._get(schema, name).parameters)
 
     def columns(self, schema: str, name: str) -> dict[str, str]:
-        columns = self._do(lambda client: client.get_table(schema, name)).sd.cols
+        columns = self._get(schema, name).sd.cols
         return {each.name: each.type for each in columns}
 
     def say_something(self, schema: str, name: str) -> None:
         """Set what only others set: a parameter, and the owner."""
-        table = self._do(lambda client: client.get_table(schema, name))
+        table = self._get(schema, name)
         table.parameters["theirs"], table.owner = "kept", "them"
         self._do(lambda client: client.alter_table(schema, name, table))
 
     def said(self, schema: str, name: str) -> tuple[str | None, str | None]:
-        table = self._do(lambda client: client.get_table(schema, name))
+        table = self._get(schema, name)
         return table.parameters.get("theirs"), table.owner
 
     def lock(self, schema: str, name: str, agent: str) -> int:

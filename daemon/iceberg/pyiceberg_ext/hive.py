@@ -27,6 +27,7 @@ from hive_metastore.ttypes import (
     AlreadyExistsException,
     EnvironmentContext,
     FieldSchema,
+    GetTableRequest,
     InvalidObjectException,
     InvalidOperationException,
     LockComponent,
@@ -35,6 +36,7 @@ from hive_metastore.ttypes import (
     LockState,
     LockType,
     MetaException,
+    NoSuchObjectException,
     ShowLocksRequest,
     UnlockRequest,
 )
@@ -166,6 +168,13 @@ class Hive(Metastore, HiveCatalog):
             if self.namespace_exists(namespace):
                 raise NamespaceAlreadyExistsError(f"there is a database {name}")
             super().create_namespace(namespace, properties)
+
+    def _get_hive_table(self, open_client: Client, database_name: str, table_name: str) -> HiveTable:
+        # PyIceberg's `get_table` is gone in Hive 4.0.1. This one is in Hive from 2.3 on.
+        try:
+            return open_client.get_table_req(GetTableRequest(database_name, table_name)).table
+        except NoSuchObjectException as error:
+            raise NoSuchTableError(f"there is no table {database_name}.{table_name}") from error
 
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
