@@ -14,7 +14,7 @@ from uuid import uuid4
 import pytest
 from pyiceberg.table import Table
 
-from daemon.errors import CommitConflict, CommitOutcomeUnknown, TargetChanged, Unsupported
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, TargetChanged, Unsupported
 from tests.kit.daemons import command, daemon, set_constants, write_config
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable
 from tests.kit.metastores import Between, Entry, Glue, Hive, between
@@ -149,7 +149,10 @@ def test_a_life(world: World, version: int, monkeypatch: pytest.MonkeyPatch) -> 
         delta.overwrite((("part", "string"), ("id", "long")), {"id": 1, "part": "q"})
         shown()
         assert metastore.said(*name) == ("kept", "them")
-        assert metastore.parameters(*name)["previous_metadata_location"]
+        parameters = metastore.parameters(*name)
+        assert parameters["previous_metadata_location"]
+        # Of another state.
+        assert not parameters.keys() & {"numRows", "current-snapshot-id"}
         metastore.drop(*name)
         delta.overwrite(COLUMNS, {"id": 2, "part": "q", "value": "w"})
         again = shown()
@@ -263,6 +266,35 @@ def test_without_the_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None
             bench.sync()
     assert bench.sync().snapshots == 1
     assert world.table().properties["theirs"] == "kept" and world.is_shown()
+
+
+@ON_HIVE
+def test_dropped_under_the_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hive's DROP TABLE waits for no lock: the table is made again, as if it had been dropped before."""
+    bench = world.bench()
+    bench.sync()
+    world.delete_one()
+    catalog: Any = bench.catalogs.open("local")
+    find = catalog._get_hive_table
+
+    def get_hive_table(*arguments: Any) -> Any:
+        table = find(*arguments)
+        if world.metastore.locks(world.schema):
+            world.metastore.drop(*world.name)
+        return table
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "_get_hive_table", get_hive_table)
+        with pytest.raises(CommitConflict, match="it was dropped: "):
+            bench.sync()
+    with pytest.raises(CatalogAway, match="has no table"):
+        bench.sync()
+    with monkeypatch.context() as patch:
+        other = world.bench("d", f"{world.schema}_d.new")
+        before_the_request(other, patch, lambda: world.metastore.drop_schema(f"{world.schema}_d"))
+        with pytest.raises(CommitConflict, match="it was dropped: "):
+            other.sync()
+    assert other.sync().operation == "first sync"
 
 
 @ON_GLUE

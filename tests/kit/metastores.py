@@ -71,6 +71,9 @@ class Hive:
     def add_schema(self, name: str) -> None:
         self._do(lambda client: client.create_database(Database(name=name, locationUri=f"file:///tmp/{name}")))
 
+    def drop_schema(self, name: str) -> None:
+        self._do(lambda client: client.drop_database(name, deleteData=False, cascade=True))
+
     def add(self, schema: str, entry: Entry) -> None:
         serde = SerDeInfo(parameters={"path": entry.path} if entry.path else {}, serializationLib="lazy")
         columns = [FieldSchema("col", "array<string>", "from deserializer")]
@@ -111,9 +114,10 @@ class Hive:
         return {each.name: each.type for each in columns}
 
     def say_something(self, schema: str, name: str) -> None:
-        """Set what only others set: a parameter, and the owner."""
+        """Set what only others set: a parameter, the owner, and how many rows there are."""
         table = self._get(schema, name)
-        table.parameters["theirs"], table.owner = "kept", "them"
+        table.parameters |= {"theirs": "kept", "numRows": "7", "current-snapshot-id": "7"}
+        table.owner = "them"
         self._do(lambda client: client.alter_table(schema, name, table))
 
     def said(self, schema: str, name: str) -> tuple[str | None, str | None]:

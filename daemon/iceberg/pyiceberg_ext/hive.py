@@ -88,6 +88,12 @@ AGENT = "dvsync-"
 # ignore it, and the lock must do.
 EXPECTED_KEY, EXPECTED_VALUE = "expected_parameter_key", "expected_parameter_value"
 IS_CHANGED = "The table has been modified"
+# Parameters in which Iceberg's Java library and Hive describe what the table is: of no other state than their own.
+DESCRIPTIONS = (
+    *("COLUMN_STATS_ACCURATE", "numFiles", "numRows", "rawDataSize", "totalSize"),
+    *("current-schema", "current-snapshot-id", "current-snapshot-summary", "current-snapshot-timestamp-ms"),
+    *("snapshot-count", "default-partition-spec", "default-sort-order"),
+)
 IS_INCOMPATIBLE = "incompatible"
 # It logs each address that does not answer as an error, also if the next one does.
 logging.getLogger(TSocket.__name__).setLevel(logging.CRITICAL)
@@ -191,7 +197,7 @@ class Hive(Metastore, HiveCatalog):
         staged = self._update_and_stage_table(current, name, requirements, updates)
         if current is None or staged.metadata != current.metadata:
             self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-            with self._client as client, _refusals(name):
+            with self._client as client, self._refusals(name, is_new=current is None):
                 if current is None:
                     self._create(client, staged)
                 else:
@@ -200,6 +206,26 @@ class Hive(Metastore, HiveCatalog):
                         self._alter(client, staged, current.metadata_location)
             current = staged
         return CommitTableResponse(metadata=current.metadata, metadata_location=current.metadata_location)
+
+    @contextmanager
+    def _refusals(self, name: tuple[str, str], *, is_new: bool) -> Iterator[None]:
+        """Raise what PyIceberg and dvsync call a refusal of the metastore. Other errors say nothing of the outcome."""
+        try:
+            yield
+        except AlreadyExistsException as error:
+            raise TableAlreadyExistsError(f"there is a table {'.'.join(name)}") from error
+        except MetaException as error:
+            if IS_CHANGED in str(error):
+                raise CommitFailedException(error.message) from error
+            raise
+        except (InvalidObjectException, InvalidOperationException) as error:
+            # It also refuses what is no longer there.
+            if not (self.namespace_exists(name[0]) if is_new else self.table_exists(name)):
+                raise CommitFailedException(f"it was dropped: {error.message}") from error
+            raise Unsupported(
+                f"the metastore refuses the table {'.'.join(name)}: {error.message}",
+                hint="Choose another target, columns or catalog; then `dvsync resume` the table.",
+            ) from error
 
     def _create(self, client: Client, staged: StagedTable) -> None:
         database, name = staged.name()
@@ -310,25 +336,6 @@ def _locks_of(client: Client, database: str, name: str) -> list[Any]:
     return [each for each in locks if each.dbname == database and each.tablename in (name, None)]
 
 
-@contextmanager
-def _refusals(identifier: tuple[str, str]) -> Iterator[None]:
-    """Raise what PyIceberg and dvsync call a refusal of the metastore. Other errors say nothing of the outcome."""
-    name = ".".join(identifier)
-    try:
-        yield
-    except AlreadyExistsException as error:
-        raise TableAlreadyExistsError(f"there is a table {name}") from error
-    except MetaException as error:
-        if IS_CHANGED in str(error):
-            raise CommitFailedException(error.message) from error
-        raise
-    except (InvalidObjectException, InvalidOperationException) as error:
-        raise Unsupported(
-            f"the metastore refuses the table {name}: {error.message}",
-            hint="Choose another target, columns or catalog; then `dvsync resume` the table.",
-        ) from error
-
-
 class _Types(SchemaToHiveConverter):
     def primitive(self, primitive: PrimitiveType) -> str:
         is_known = isinstance(primitive, DecimalType) or type(primitive) in HIVE_PRIMITIVE_TYPES
@@ -336,9 +343,11 @@ class _Types(SchemaToHiveConverter):
 
 
 def _parameters(before: Properties, staged: StagedTable, base: str | None = None) -> dict[str, str]:
-    """Return the table's parameters with its properties, but for those that are too long for the metastore."""
+    """Return the table's parameters with its properties, but for those that are too long for the metastore, and those
+    of others that say what is in the table.
+    """
     own: dict[str, str] = _construct_parameters(staged.metadata_location, base, staged.properties)
-    left_out = {key for key, value in own.items() if len(value.encode()) > TEXT_BYTES_MAX}
+    left_out = {*DESCRIPTIONS, *(key for key, value in own.items() if len(value.encode()) > TEXT_BYTES_MAX)}
     return {key: value for key, value in {**before, **own}.items() if key not in left_out}
 
 
