@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
@@ -241,6 +243,25 @@ def test_locks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SET_BACK, -1)
     assert bench.sync().snapshots == 1
     assert metastore.locks(world.schema) == [] and world.is_shown()
+
+
+@ON_HIVE
+def test_an_address_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first request waits for it."""
+    wait_s = 1.0
+    monkeypatch.setattr("daemon.iceberg.pyiceberg_ext.silence.CONNECT_MAX_S", wait_s)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, socket.socket() as waiting:
+        # It takes no more connections than this one.
+        waiting.connect(silent.getsockname())
+        bench = world.bench()
+        bench.close()
+        bench.catalog["uri"] = f"thrift://127.0.0.1:{silent.getsockname()[1]}, {world.metastore.source['uri']}"
+        bench.open()
+        began_s = monotonic()
+        bench.sync()
+        # It makes six requests.
+        assert wait_s < monotonic() - began_s < 5 * wait_s
+    assert world.is_shown()
 
 
 @pytest.mark.long

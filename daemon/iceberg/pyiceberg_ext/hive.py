@@ -134,6 +134,8 @@ class Hive(Metastore, HiveCatalog):
         # Only to tell our locks from those of other processes.
         self._agent = f"{AGENT}{uuid4()}"
         self._creating = Lock()
+        # The one that answered last comes first.
+        self._uris = [uri.strip() for uri in properties[URI].split(",")]
         self._server = silence.Server(properties[URI], TTransport.TTransportException, OSError, EOFError)
         super().__init__(name, **properties)
 
@@ -151,11 +153,13 @@ class Hive(Metastore, HiveCatalog):
             yield self._open(stack)
 
     def _open(self, stack: ExitStack) -> Client:
-        *others, last = (self._connection_to(uri.strip()) for uri in self.properties[URI].split(","))
-        for each in others:
+        for _ in self._uris[1:]:
+            first, *others = self._uris
             with suppress(TException, OSError):
-                return stack.enter_context(each)
-        return stack.enter_context(last)
+                return stack.enter_context(self._connection_to(first))
+            # Not to wait for it at each request.
+            self._uris = [*others, first]
+        return stack.enter_context(self._connection_to(self._uris[0]))
 
     def _connection_to(self, uri: str) -> _Connection:
         told = self.properties
