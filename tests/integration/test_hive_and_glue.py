@@ -1,4 +1,6 @@
-"""Iceberg tables in a Hive Metastore (Spark's own) and in AWS Glue (moto). All readers are in `test_catalogs.py`."""
+"""Iceberg tables in a Hive Metastore (Spark's own, 2.3.10, and 4.0.1) and in AWS Glue (moto). `test_catalogs.py` has
+all readers.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,17 @@ from tests.kit.daemons import command, daemon, set_constants, write_config
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable
 from tests.kit.metastores import Between, Entry, Glue, Hive, between
 
-ON_HIVE = pytest.mark.parametrize("metastore", ["hive"], indirect=True)
-ON_GLUE = pytest.mark.parametrize("metastore", ["glue", pytest.param("hive", marks=pytest.mark.long)], indirect=True)
+HIVE, HIVE_4 = (pytest.param(each, marks=pytest.mark.long) for each in ("hive", "hive4"))
+ON_HIVE = pytest.mark.parametrize("metastore", ["hive", HIVE_4], indirect=True)
+ON_GLUE = pytest.mark.parametrize("metastore", ["glue", HIVE, HIVE_4], indirect=True)
 # One of each in `make test`.
 ON_EACH = pytest.mark.parametrize(
     ("metastore", "version"),
-    [("hive", 2), ("glue", 3), *(pytest.param(*each, marks=pytest.mark.long) for each in (("hive", 3), ("glue", 2)))],
+    [
+        ("hive", 2),
+        ("glue", 3),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("hive", 3), ("glue", 2), ("hive4", 2))),
+    ],
     indirect=["metastore"],
 )
 LOCAL = {"poll_interval": "100ms", "engine": "local"}

@@ -56,6 +56,12 @@ class Entry(NamedTuple):
     kind: str = "EXTERNAL_TABLE"
 
 
+class _HiveCatalog(HiveCatalog):
+    def _get_hive_table(self, open_client: Client, database_name: str, table_name: str) -> Table:
+        # PyIceberg 0.12 asks for what Hive 4.0.1 no longer has.
+        return open_client.get_table_req(GetTableRequest(database_name, table_name)).table
+
+
 class Hive:
     """A Hive Metastore, changed by its own protocol."""
 
@@ -104,7 +110,7 @@ class Hive:
 
     def theirs(self, folder: Path) -> MetastoreCatalog:
         """PyIceberg's own client."""
-        return HiveCatalog("theirs", **{**self.catalog(folder), "uri": self.source["uri"]})
+        return _HiveCatalog("theirs", **{**self.catalog(folder), "uri": self.source["uri"]})
 
     def parameters(self, schema: str, name: str) -> dict[str, str]:
         return dict(self._get(schema, name).parameters)
