@@ -262,7 +262,7 @@ def test_an_address_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch
         waiting.connect(silent.getsockname())
         bench = world.bench()
         bench.close()
-        bench.catalog["uri"] = f"thrift://127.0.0.1:{silent.getsockname()[1]}, {world.metastore.source['uri']}"
+        bench.catalog["uri"] = f"thrift://127.0.0.1:{silent.getsockname()[1]}, {world.metastore.uri}"
         bench.open()
         began_s = monotonic()
         bench.sync()

@@ -67,7 +67,9 @@ class Hive:
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.source = {"type": "hive", "uri": f"thrift://127.0.0.1:{port}"}
+        self.uri = f"thrift://127.0.0.1:{port}"
+        # The first address does not answer.
+        self.source = {"type": "hive", "uri": f"thrift://127.0.0.1:1, {self.uri}"}
 
     def _do(self, change: Callable[[Client], Any]) -> Any:
         with closing(TBufferedTransport(TSocket("127.0.0.1", self.port))) as transport:
@@ -102,7 +104,6 @@ class Hive:
 
     def catalog(self, folder: Path, port: int | None = None) -> dict[str, str]:
         """The properties of it as a catalog of Iceberg tables; `port` is that of what is between."""
-        # The first address does not answer.
         uri = f"thrift://127.0.0.1:1, thrift://127.0.0.1:{port or self.port}"
         # Not to wait for locks as long as PyIceberg does.
         waits = {"lock-check-min-wait-time": "0.05", "lock-check-max-wait-time": "0.05", "lock-check-retries": "2"}
@@ -110,7 +111,7 @@ class Hive:
 
     def theirs(self, folder: Path) -> MetastoreCatalog:
         """PyIceberg's own client."""
-        return _HiveCatalog("theirs", **{**self.catalog(folder), "uri": self.source["uri"]})
+        return _HiveCatalog("theirs", **{**self.catalog(folder), "uri": self.uri})
 
     def parameters(self, schema: str, name: str) -> dict[str, str]:
         return dict(self._get(schema, name).parameters)
