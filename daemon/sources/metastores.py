@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -48,11 +48,13 @@ def table_info(
 
 
 class HiveMetastore:
-    """One Hive Metastore. From any thread: each method opens a connection, and raises SourceCatalogAway."""
+    """One Hive Metastore, at the first address that answers. From any thread: each method opens a connection, and
+    raises SourceCatalogAway.
+    """
 
     def __init__(self, name: str, properties: Mapping[str, str]) -> None:
         self.name = name
-        self._address = urlsplit(properties["uri"])
+        self._addresses = [urlsplit(uri.strip()) for uri in properties["uri"].split(",")]
 
     def check(self) -> None:
         self.list_schemas("")
@@ -63,15 +65,21 @@ class HiveMetastore:
 
     def list_tables(self, _catalog: str, schema: str) -> list[TableInfo]:
         """One request for the names, and one for each hundred tables."""
+        from hive_metastore.ttypes import GetTablesRequest  # noqa: PLC0415 - of the extra `hive`
+
         with self._client() as client:
             names = client.get_all_tables(schema)
             parts = (names[start : start + TABLES_A_REQUEST] for start in range(0, len(names), TABLES_A_REQUEST))
-            return [_of_hive(table) for part in parts for table in client.get_table_objects_by_name(schema, part)]
+            # Hive 4.0.1 has only the later forms of these requests, which Hive 2.3 has, too.
+            asked = (GetTablesRequest(schema, part) for part in parts)
+            return [_of_hive(table) for each in asked for table in client.get_table_objects_by_name_req(each).tables]
 
     def find_table(self, full_name: str) -> TableInfo:
+        from hive_metastore.ttypes import GetTableRequest  # noqa: PLC0415 - of the extra `hive`
+
         schema, name = full_name.split(".")
         with self._client() as client:
-            return _of_hive(client.get_table(schema, name))
+            return _of_hive(client.get_table_req(GetTableRequest(schema, name)).table)
 
     @contextmanager
     def _client(self) -> Iterator[Client]:
@@ -82,11 +90,20 @@ class HiveMetastore:
         from thrift.transport.TSocket import TSocket  # noqa: PLC0415
         from thrift.transport.TTransport import TBufferedTransport  # noqa: PLC0415
 
-        socket = TSocket(self._address.hostname, self._address.port or HIVE_PORT)
-        socket.setTimeout(TIMEOUT_MS)
-        transport = TBufferedTransport(socket)
+        transports = []
+        for address in self._addresses:
+            socket = TSocket(address.hostname, address.port or HIVE_PORT)
+            socket.setTimeout(TIMEOUT_MS)
+            transports.append(TBufferedTransport(socket))
+        *others, transport = transports
         try:
-            transport.open()
+            for each in others:
+                with suppress(TException, OSError):
+                    each.open()
+                    transport = each
+                    break
+            else:
+                transport.open()
             yield Client(TBinaryProtocol(transport))
         except (NoSuchObjectException, UnknownDBException) as error:
             raise _missing(self.name, error) from error

@@ -161,12 +161,21 @@ def hive(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hive]:
         yield Hive(server.port)
 
 
-@pytest.fixture(params=["hive", "glue"])
+@pytest.fixture(scope="session")
+def hive4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hive]:
+    from tests.kit.metastores import Hive  # noqa: PLC0415 - it imports moto
+    from tests.kit.servers import hive_4_metastore  # noqa: PLC0415
+
+    with hive_4_metastore(tmp_path_factory.mktemp("hive4")) as server:
+        yield Hive(server.port)
+
+
+@pytest.fixture(params=["hive", "glue", pytest.param("hive4", marks=pytest.mark.long)])
 def metastore(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Hive | Glue:
     from tests.kit.metastores import Glue, update_table  # noqa: PLC0415 - it imports moto
 
-    if request.param == "hive":
-        found: Hive = request.getfixturevalue("hive")
+    if request.param != "glue":
+        found: Hive = request.getfixturevalue(request.param)
         return found
     monkeypatch.setattr("moto.glue.responses.GlueResponse.update_table", update_table)
     return Glue(request.getfixturevalue("store"))

@@ -1,30 +1,39 @@
-"""Iceberg tables in a Hive Metastore (Spark's own) and in AWS Glue (moto). All readers are in `test_catalogs.py`."""
+"""Iceberg tables in a Hive Metastore (Spark's own, 2.3.10, and 4.0.1) and in AWS Glue (moto). `test_catalogs.py` has
+all readers.
+"""
 
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from threading import Thread
+from time import monotonic
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from pyiceberg.table import Table
 
-from daemon.errors import CommitConflict, CommitOutcomeUnknown, TargetChanged, Unsupported
+from daemon.errors import CatalogAway, CommitConflict, CommitOutcomeUnknown, TargetChanged, Unsupported
 from tests.kit.daemons import command, daemon, set_constants, write_config
 from tests.kit.handmade import COLUMNS, FEATURES, Bench, HandmadeTable
 from tests.kit.metastores import Between, Entry, Glue, Hive, between
 
-ON_HIVE = pytest.mark.parametrize("metastore", ["hive"], indirect=True)
-ON_GLUE = pytest.mark.parametrize("metastore", ["glue", pytest.param("hive", marks=pytest.mark.long)], indirect=True)
+HIVE, HIVE_4 = (pytest.param(each, marks=pytest.mark.long) for each in ("hive", "hive4"))
+ON_HIVE = pytest.mark.parametrize("metastore", ["hive", HIVE_4], indirect=True)
+ON_GLUE = pytest.mark.parametrize("metastore", ["glue", HIVE, HIVE_4], indirect=True)
 # One of each in `make test`.
 ON_EACH = pytest.mark.parametrize(
     ("metastore", "version"),
-    [("hive", 2), ("glue", 3), *(pytest.param(*each, marks=pytest.mark.long) for each in (("hive", 3), ("glue", 2)))],
+    [
+        ("hive", 2),
+        ("glue", 3),
+        *(pytest.param(*each, marks=pytest.mark.long) for each in (("hive", 3), ("glue", 2), ("hive4", 2))),
+    ],
     indirect=["metastore"],
 )
 LOCAL = {"poll_interval": "100ms", "engine": "local"}
@@ -149,7 +158,10 @@ def test_a_life(world: World, version: int, monkeypatch: pytest.MonkeyPatch) -> 
         delta.overwrite((("part", "string"), ("id", "long")), {"id": 1, "part": "q"})
         shown()
         assert metastore.said(*name) == ("kept", "them")
-        assert metastore.parameters(*name)["previous_metadata_location"]
+        parameters = metastore.parameters(*name)
+        assert parameters["previous_metadata_location"]
+        # Of another state.
+        assert not parameters.keys() & {"numRows", "current-snapshot-id"}
         metastore.drop(*name)
         delta.overwrite(COLUMNS, {"id": 2, "part": "q", "value": "w"})
         again = shown()
@@ -240,6 +252,25 @@ def test_locks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     assert metastore.locks(world.schema) == [] and world.is_shown()
 
 
+@ON_HIVE
+def test_an_address_that_is_silent(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the first request waits for it."""
+    wait_s = 1.0
+    monkeypatch.setattr("daemon.iceberg.pyiceberg_ext.silence.CONNECT_MAX_S", wait_s)
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as silent, socket.socket() as waiting:
+        # It takes no more connections than this one.
+        waiting.connect(silent.getsockname())
+        bench = world.bench()
+        bench.close()
+        bench.catalog["uri"] = f"thrift://127.0.0.1:{silent.getsockname()[1]}, {world.metastore.uri}"
+        bench.open()
+        began_s = monotonic()
+        bench.sync()
+        # It makes six requests.
+        assert wait_s < monotonic() - began_s < 5 * wait_s
+    assert world.is_shown()
+
+
 @pytest.mark.long
 @ON_HIVE
 def test_without_the_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,6 +294,35 @@ def test_without_the_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None
             bench.sync()
     assert bench.sync().snapshots == 1
     assert world.table().properties["theirs"] == "kept" and world.is_shown()
+
+
+@ON_HIVE
+def test_dropped_under_the_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hive's DROP TABLE waits for no lock: the table is made again, as if it had been dropped before."""
+    bench = world.bench()
+    bench.sync()
+    world.delete_one()
+    catalog: Any = bench.catalogs.open("local")
+    find = catalog._get_hive_table
+
+    def get_hive_table(*arguments: Any) -> Any:
+        table = find(*arguments)
+        if world.metastore.locks(world.schema):
+            world.metastore.drop(*world.name)
+        return table
+
+    with monkeypatch.context() as patch:
+        patch.setattr(catalog, "_get_hive_table", get_hive_table)
+        with pytest.raises(CommitConflict, match="it was dropped: "):
+            bench.sync()
+    with pytest.raises(CatalogAway, match="has no table"):
+        bench.sync()
+    with monkeypatch.context() as patch:
+        other = world.bench("d", f"{world.schema}_d.new")
+        before_the_request(other, patch, lambda: world.metastore.drop_schema(f"{world.schema}_d"))
+        with pytest.raises(CommitConflict, match="it was dropped: "):
+            other.sync()
+    assert other.sync().operation == "first sync"
 
 
 @ON_GLUE

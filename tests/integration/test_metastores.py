@@ -130,7 +130,7 @@ spark.sql(f"CREATE VIEW {schema}.some AS SELECT * FROM {schema}.rows")
 @pytest.mark.spark
 def test_what_spark_writes(hive: Hive, tmp_path: Path) -> None:
     """Managed and external tables of Spark's own Hive catalog, wherever it notes their places."""
-    arguments = [sys.executable, "-c", SPARK, hive.source["uri"], "by_spark", str(tmp_path)]
+    arguments = [sys.executable, "-c", SPARK, hive.uri, "by_spark", str(tmp_path)]
     subprocess.run(arguments, cwd=ROOT, check=True, timeout=300)
     pattern = {"source": "prod:by_spark.*", "target": "lake.{table}"}
     write_config(tmp_path / "config.yaml", sources={"prod": hive.source}, tables=[pattern])

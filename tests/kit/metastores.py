@@ -18,6 +18,7 @@ from hive_metastore.ThriftHiveMetastore import Client
 from hive_metastore.ttypes import (
     Database,
     FieldSchema,
+    GetTableRequest,
     LockComponent,
     LockLevel,
     LockRequest,
@@ -55,12 +56,20 @@ class Entry(NamedTuple):
     kind: str = "EXTERNAL_TABLE"
 
 
+class _HiveCatalog(HiveCatalog):
+    def _get_hive_table(self, open_client: Client, database_name: str, table_name: str) -> Table:
+        # PyIceberg 0.12 asks for what Hive 4.0.1 no longer has.
+        return open_client.get_table_req(GetTableRequest(database_name, table_name)).table
+
+
 class Hive:
     """A Hive Metastore, changed by its own protocol."""
 
     def __init__(self, port: int) -> None:
         self.port = port
-        self.source = {"type": "hive", "uri": f"thrift://127.0.0.1:{port}"}
+        self.uri = f"thrift://127.0.0.1:{port}"
+        # The first address does not answer.
+        self.source = {"type": "hive", "uri": f"thrift://127.0.0.1:1, {self.uri}"}
 
     def _do(self, change: Callable[[Client], Any]) -> Any:
         with closing(TBufferedTransport(TSocket("127.0.0.1", self.port))) as transport:
@@ -69,6 +78,9 @@ class Hive:
 
     def add_schema(self, name: str) -> None:
         self._do(lambda client: client.create_database(Database(name=name, locationUri=f"file:///tmp/{name}")))
+
+    def drop_schema(self, name: str) -> None:
+        self._do(lambda client: client.drop_database(name, deleteData=False, cascade=True))
 
     def add(self, schema: str, entry: Entry) -> None:
         serde = SerDeInfo(parameters={"path": entry.path} if entry.path else {}, serializationLib="lazy")
@@ -79,8 +91,11 @@ class Hive:
         table.tableType = entry.kind
         self._do(lambda client: client.create_table(table))
 
+    def _get(self, schema: str, name: str) -> Table:
+        return self._do(lambda client: client.get_table_req(GetTableRequest(schema, name)).table)
+
     def rename(self, schema: str, name: str, new_name: str) -> None:
-        table = self._do(lambda client: client.get_table(schema, name))
+        table = self._get(schema, name)
         table.tableName = new_name
         self._do(lambda client: client.alter_table(schema, name, table))
 
@@ -89,7 +104,6 @@ class Hive:
 
     def catalog(self, folder: Path, port: int | None = None) -> dict[str, str]:
         """The properties of it as a catalog of Iceberg tables; `port` is that of what is between."""
-        # The first address does not answer.
         uri = f"thrift://127.0.0.1:1, thrift://127.0.0.1:{port or self.port}"
         # Not to wait for locks as long as PyIceberg does.
         waits = {"lock-check-min-wait-time": "0.05", "lock-check-max-wait-time": "0.05", "lock-check-retries": "2"}
@@ -97,23 +111,24 @@ class Hive:
 
     def theirs(self, folder: Path) -> MetastoreCatalog:
         """PyIceberg's own client."""
-        return HiveCatalog("theirs", **{**self.catalog(folder), "uri": self.source["uri"]})
+        return _HiveCatalog("theirs", **{**self.catalog(folder), "uri": self.uri})
 
     def parameters(self, schema: str, name: str) -> dict[str, str]:
-        return dict(self._do(lambda client: client.get_table(schema, name)).parameters)
+        return dict(self._get(schema, name).parameters)
 
     def columns(self, schema: str, name: str) -> dict[str, str]:
-        columns = self._do(lambda client: client.get_table(schema, name)).sd.cols
+        columns = self._get(schema, name).sd.cols
         return {each.name: each.type for each in columns}
 
     def say_something(self, schema: str, name: str) -> None:
-        """Set what only others set: a parameter, and the owner."""
-        table = self._do(lambda client: client.get_table(schema, name))
-        table.parameters["theirs"], table.owner = "kept", "them"
+        """Set what only others set: a parameter, the owner, and how many rows there are."""
+        table = self._get(schema, name)
+        table.parameters |= {"theirs": "kept", "numRows": "7", "current-snapshot-id": "7"}
+        table.owner = "them"
         self._do(lambda client: client.alter_table(schema, name, table))
 
     def said(self, schema: str, name: str) -> tuple[str | None, str | None]:
-        table = self._do(lambda client: client.get_table(schema, name))
+        table = self._get(schema, name)
         return table.parameters.get("theirs"), table.owner
 
     def lock(self, schema: str, name: str, agent: str) -> int:

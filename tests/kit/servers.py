@@ -238,7 +238,9 @@ class _Heard(logging.Handler):
             self._requests.append(found[1])
 
 
-SERVLET, METASTORE = (Path(__file__).parent / "servlet" / f"{name}.java" for name in ("RestCatalog", "HiveMetastore"))
+SERVLET, METASTORE, METASTORE_4 = (
+    Path(__file__).parent / "servlet" / f"{name}.java" for name in ("RestCatalog", "HiveMetastore", "HiveMetastore4")
+)
 IVY_FILE = """<ivy-module version="2.0" xmlns:m="http://ant.apache.org/ivy/maven">
   <info organisation="dvsync" module="{name}"/><configurations><conf name="default"/></configurations>
   <dependencies>{dependencies}</dependencies>
@@ -253,6 +255,17 @@ ICEBERG_SERVLET = """
 NESSIE = """
   <dependency org="org.projectnessie.nessie" name="nessie-quarkus" rev="0.99.0" transitive="false"
       conf="default->default"><artifact name="nessie-quarkus" type="jar" m:classifier="runner"/></dependency>"""
+HIVE_4 = """
+  <dependency org="org.apache.hive" name="hive-standalone-metastore-server" rev="4.0.1" conf="default->default">
+    <exclude org="org.apache.hadoop"/><exclude org="jdk.tools"/><exclude org="org.pentaho"/>
+    <exclude org="org.apache.logging.log4j"/><exclude org="org.slf4j"/>
+  </dependency>
+  <dependency org="org.apache.hadoop" name="hadoop-hdfs" rev="3.4.2" transitive="false" conf="default->default"/>"""
+# PySpark's jars instead: of Hadoop, of what Hive expects it to bring, of the log, and of the database.
+HIVE_4_BESIDE = (
+    *("hadoop-client-api", "hadoop-client-runtime", "commons-cli", "derby", "derbyshared", "derbytools"),
+    *("log4j-api", "log4j-core", "log4j-1.2-api", "log4j-slf4j2-impl", "slf4j-api"),
+)
 FETCH_MAX_S = 300
 ROLE = "arn:aws:iam::123456789012:role/nessie"
 
@@ -299,10 +312,7 @@ def iceberg_servlet(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def hive_metastore(folder: Path) -> Iterator[Server]:
-    """The Hive Metastore of PySpark's own jars, with its tables in memory."""
-    if shutil.which("javac") is None:
-        missing("openjdk-17-jdk-headless")
-    port = free_port()
+    """The Hive Metastore of PySpark's own jars, 2.3.10, with its tables in memory."""
     settings = {
         "datanucleus.schema.autoCreateAll": "true",
         "datanucleus.connectionPoolingType": "HikariCP",
@@ -312,9 +322,35 @@ def hive_metastore(folder: Path) -> Iterator[Server]:
         "hive.async.log.enabled": "false",
     }
     jars = Path(pyspark.__file__).parent / "jars" / "*"
+    with _metastore(folder, str(jars), METASTORE, settings) as server:
+        yield server
+
+
+@contextmanager
+def hive_4_metastore(folder: Path) -> Iterator[Server]:
+    """That of Hive 4.0.1."""
+    settings = {
+        "datanucleus.schema.autoCreateAll": "true",
+        "metastore.schema.verification": "false",
+        "metastore.warehouse.dir": f"{folder}/warehouse",
+        # They need tables for transactions, and Hive itself.
+        "metastore.task.threads.always": "",
+        "metastore.task.threads.remote.only": "",
+        "metastore.expression.proxy": "org.apache.hadoop.hive.metastore.DefaultPartitionExpressionProxy",
+    }
+    jars = ":".join([*pyspark_jars(*HIVE_4_BESIDE), fetched(folder, "hive4", HIVE_4)])
+    with _metastore(folder, jars, METASTORE_4, settings) as server:
+        yield server
+
+
+@contextmanager
+def _metastore(folder: Path, jars: str, program: Path, settings: Mapping[str, str]) -> Iterator[Server]:
+    if shutil.which("javac") is None:
+        missing("openjdk-17-jdk-headless")
+    port = free_port()
     command = ["java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "--add-opens=java.base/java.net=ALL-UNNAMED"]
     command += ["-Djavax.jdo.option.ConnectionURL=jdbc:derby:memory:metastore;create=true"]
-    command += ["-cp", str(jars), str(METASTORE), "-p", str(port)]
+    command += ["-cp", jars, str(program), "-p", str(port)]
     command += [part for key, value in settings.items() for part in ("--hiveconf", f"{key}={value}")]
     server = Server(command, folder, port, is_ready=lambda: accepts(port))
     try:

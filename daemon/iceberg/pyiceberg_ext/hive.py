@@ -27,6 +27,7 @@ from hive_metastore.ttypes import (
     AlreadyExistsException,
     EnvironmentContext,
     FieldSchema,
+    GetTableRequest,
     InvalidObjectException,
     InvalidOperationException,
     LockComponent,
@@ -35,6 +36,7 @@ from hive_metastore.ttypes import (
     LockState,
     LockType,
     MetaException,
+    NoSuchObjectException,
     ShowLocksRequest,
     UnlockRequest,
 )
@@ -86,6 +88,12 @@ AGENT = "dvsync-"
 # ignore it, and the lock must do.
 EXPECTED_KEY, EXPECTED_VALUE = "expected_parameter_key", "expected_parameter_value"
 IS_CHANGED = "The table has been modified"
+# Parameters in which Iceberg's Java library and Hive describe what the table is: of no other state than their own.
+DESCRIPTIONS = (
+    *("COLUMN_STATS_ACCURATE", "numFiles", "numRows", "rawDataSize", "totalSize"),
+    *("current-schema", "current-snapshot-id", "current-snapshot-summary", "current-snapshot-timestamp-ms"),
+    *("snapshot-count", "default-partition-spec", "default-sort-order"),
+)
 IS_INCOMPATIBLE = "incompatible"
 # It logs each address that does not answer as an error, also if the next one does.
 logging.getLogger(TSocket.__name__).setLevel(logging.CRITICAL)
@@ -126,6 +134,8 @@ class Hive(Metastore, HiveCatalog):
         # Only to tell our locks from those of other processes.
         self._agent = f"{AGENT}{uuid4()}"
         self._creating = Lock()
+        # The one that answered last comes first.
+        self._uris = [uri.strip() for uri in properties[URI].split(",")]
         self._server = silence.Server(properties[URI], TTransport.TTransportException, OSError, EOFError)
         super().__init__(name, **properties)
 
@@ -143,11 +153,13 @@ class Hive(Metastore, HiveCatalog):
             yield self._open(stack)
 
     def _open(self, stack: ExitStack) -> Client:
-        *others, last = (self._connection_to(uri.strip()) for uri in self.properties[URI].split(","))
-        for each in others:
+        for _ in self._uris[1:]:
+            first, *others = self._uris
             with suppress(TException, OSError):
-                return stack.enter_context(each)
-        return stack.enter_context(last)
+                return stack.enter_context(self._connection_to(first))
+            # Not to wait for it at each request.
+            self._uris = [*others, first]
+        return stack.enter_context(self._connection_to(self._uris[0]))
 
     def _connection_to(self, uri: str) -> _Connection:
         told = self.properties
@@ -167,6 +179,13 @@ class Hive(Metastore, HiveCatalog):
                 raise NamespaceAlreadyExistsError(f"there is a database {name}")
             super().create_namespace(namespace, properties)
 
+    def _get_hive_table(self, open_client: Client, database_name: str, table_name: str) -> HiveTable:
+        # PyIceberg's `get_table` is gone in Hive 4.0.1. This one is in Hive from 2.3 on.
+        try:
+            return open_client.get_table_req(GetTableRequest(database_name, table_name)).table
+        except NoSuchObjectException as error:
+            raise NoSuchTableError(f"there is no table {database_name}.{table_name}") from error
+
     def commit_table(
         self, table: Table, requirements: tuple[TableRequirement, ...], updates: tuple[TableUpdate, ...]
     ) -> CommitTableResponse:
@@ -182,7 +201,7 @@ class Hive(Metastore, HiveCatalog):
         staged = self._update_and_stage_table(current, name, requirements, updates)
         if current is None or staged.metadata != current.metadata:
             self._write_metadata(staged.metadata, staged.io, staged.metadata_location)
-            with self._client as client, _refusals(name):
+            with self._client as client, self._refusals(name, is_new=current is None):
                 if current is None:
                     self._create(client, staged)
                 else:
@@ -191,6 +210,26 @@ class Hive(Metastore, HiveCatalog):
                         self._alter(client, staged, current.metadata_location)
             current = staged
         return CommitTableResponse(metadata=current.metadata, metadata_location=current.metadata_location)
+
+    @contextmanager
+    def _refusals(self, name: tuple[str, str], *, is_new: bool) -> Iterator[None]:
+        """Raise what PyIceberg and dvsync call a refusal of the metastore. Other errors say nothing of the outcome."""
+        try:
+            yield
+        except AlreadyExistsException as error:
+            raise TableAlreadyExistsError(f"there is a table {'.'.join(name)}") from error
+        except MetaException as error:
+            if IS_CHANGED in str(error):
+                raise CommitFailedException(error.message) from error
+            raise
+        except (InvalidObjectException, InvalidOperationException) as error:
+            # It also refuses what is no longer there.
+            if not (self.namespace_exists(name[0]) if is_new else self.table_exists(name)):
+                raise CommitFailedException(f"it was dropped: {error.message}") from error
+            raise Unsupported(
+                f"the metastore refuses the table {'.'.join(name)}: {error.message}",
+                hint="Choose another target, columns or catalog; then `dvsync resume` the table.",
+            ) from error
 
     def _create(self, client: Client, staged: StagedTable) -> None:
         database, name = staged.name()
@@ -301,25 +340,6 @@ def _locks_of(client: Client, database: str, name: str) -> list[Any]:
     return [each for each in locks if each.dbname == database and each.tablename in (name, None)]
 
 
-@contextmanager
-def _refusals(identifier: tuple[str, str]) -> Iterator[None]:
-    """Raise what PyIceberg and dvsync call a refusal of the metastore. Other errors say nothing of the outcome."""
-    name = ".".join(identifier)
-    try:
-        yield
-    except AlreadyExistsException as error:
-        raise TableAlreadyExistsError(f"there is a table {name}") from error
-    except MetaException as error:
-        if IS_CHANGED in str(error):
-            raise CommitFailedException(error.message) from error
-        raise
-    except (InvalidObjectException, InvalidOperationException) as error:
-        raise Unsupported(
-            f"the metastore refuses the table {name}: {error.message}",
-            hint="Choose another target, columns or catalog; then `dvsync resume` the table.",
-        ) from error
-
-
 class _Types(SchemaToHiveConverter):
     def primitive(self, primitive: PrimitiveType) -> str:
         is_known = isinstance(primitive, DecimalType) or type(primitive) in HIVE_PRIMITIVE_TYPES
@@ -327,9 +347,11 @@ class _Types(SchemaToHiveConverter):
 
 
 def _parameters(before: Properties, staged: StagedTable, base: str | None = None) -> dict[str, str]:
-    """Return the table's parameters with its properties, but for those that are too long for the metastore."""
+    """Return the table's parameters with its properties, but for those that are too long for the metastore, and those
+    of others that say what is in the table.
+    """
     own: dict[str, str] = _construct_parameters(staged.metadata_location, base, staged.properties)
-    left_out = {key for key, value in own.items() if len(value.encode()) > TEXT_BYTES_MAX}
+    left_out = {*DESCRIPTIONS, *(key for key, value in own.items() if len(value.encode()) > TEXT_BYTES_MAX)}
     return {key: value for key, value in {**before, **own}.items() if key not in left_out}
 
 
