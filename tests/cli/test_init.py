@@ -215,7 +215,7 @@ def test_what_the_file_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVSYNC_CATALOGS__LOCAL__WAREHOUSE", "s3://bucket/warehouse")
     made("lake/orders")
     code, output = dvsync("init", "lake/orders")
-    assert (code, "its metadata at s3://bucket/warehouse: readers need both" in output) == (0, True), output
+    assert (code, "the metadata at s3://bucket/warehouse: readers need both" in output) == (0, True), output
     assert "dvsync needs them whenever it runs: DVSYNC_STORAGE__S3__REGION." in output
 
 
