@@ -239,7 +239,7 @@ def init(
             metavar="PLACE",
             help="Delta tables, folders above them, or patterns such as 'lake/*/': paths or URIs. Or names in a"
             " catalog, such as 'prod:main.sales.*'; then DVSYNC_SOURCES__PROD__TYPE, …__URI and …__TOKEN say what"
-            " `prod` is.",
+            " `prod` is. Variables such as DVSYNC_STORAGE__S3__ENDPOINT have the properties of an object store.",
         ),
     ],
     config: ConfigPath = None,

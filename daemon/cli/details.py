@@ -72,6 +72,7 @@ def table_lines(shown: ShownTable) -> Iterator[str]:
         yield f"  note      {note}"
     yield from _mirror_lines(shown.mirrors)
     yield from _reader_lines(shown.read)
+    yield f"`dvsync doctor {shown.name}` names the readers that have trouble with the table, and what helps."
 
 
 def _mirror_lines(mirrors: Sequence[MirrorCount]) -> Iterator[str]:

@@ -24,11 +24,12 @@ from daemon.config.load import load_settings, read_source
 from daemon.config.settings import Settings, SourceName
 from daemon.config.share import ALL
 from daemon.config.value_types import ENV_PREFIX
-from daemon.doctor.diagnosis import Verdict
-from daemon.doctor.lake import lines_on, passed_over_lines
+from daemon.doctor.diagnosis import Diagnosis, Verdict
+from daemon.doctor.lake import lines_on, passed_over_lines, reader_lines, summarize
 from daemon.errors import ConfigInvalid, SyncError
 from daemon.masking import hide
 from daemon.service.discovery import Found, discover
+from daemon.translate.readers import TITLES
 
 CATALOG = "local"
 WRAPPER = textwrap.TextWrapper(
@@ -117,6 +118,7 @@ def examine_items(
             item.remarks.append(f"Matching tables now: {list(found.patterns.values()).count(item.source)}.")
     by_source = {item.source: item for item in items}
     verdicts: Counter[str] = Counter()
+    every = list[tuple[str, Diagnosis | SyncError]]()
     before = None
     for table, examined in examine_tables(settings, found.tables):
         if examined is before:
@@ -125,6 +127,7 @@ def examine_items(
             lines = lines_on(table.source, examined, Verdict.NOTE, Verdict.REFUSED)
             report("\n".join([*lines, f"  table     {table.target}"]))
         before = examined
+        every.append((table.source, examined))
         if isinstance(examined, SyncError):
             verdicts["could not be examined"] += 1
             continue
@@ -136,6 +139,11 @@ def examine_items(
             item.is_refused = not item.is_pattern
             refusals = (each for each in examined.findings if each.verdict is Verdict.REFUSED)
             item.remarks += (f"{verdict}: {each.subject}: {each.text}. {each.hint or ''}" for each in refusals)
+    # `dvsync doctor` also names the programs that `readers` leaves out.
+    readers = tuple(TITLES[reader] for reader in settings.defaults.readers)
+    troubles = [each for each in summarize(every).readers if any(name.startswith(readers) for name in each.readers)]
+    for line in reader_lines(troubles):
+        report(line)
     return verdicts
 
 

@@ -23,7 +23,7 @@ from daemon.status.table_status import Observation, TableStatus, gone_status, ha
 from daemon.store.durable import is_local
 from daemon.store.storage import check_path
 from daemon.sync.memory import find_record, open_store
-from daemon.texts import counted
+from daemon.texts import counted, some_of
 from state import SyncRun, TableRecord
 from state.sql.tables import TableStore
 
@@ -162,12 +162,17 @@ def refused_tables(settings: Settings) -> Iterator[str]:
 
 
 def tables_in_two_places(settings: Settings) -> Iterator[str]:
-    """Yield a line for each entry of which either the data files or Iceberg's metadata are local, and not both."""
+    """Yield a line for each place of Iceberg's metadata with the entries whose data files are not local as it is."""
+    split: dict[str, list[str]] = {}
     for table in settings.tables:
         place = table.location or settings.catalogs.get(table.catalog, {}).get("warehouse", "")
         # The warehouse of a REST catalog may be a name.
         if "://" in place and not table.source_name and is_local(table.source) != is_local(place):
-            yield f"{table.name}: its data files are at {table.source}, its metadata at {place}: readers need both"
+            split.setdefault(place, []).append(table.name)
+    for place, names in split.items():
+        where = "in an object store" if is_local(place) else "local"
+        data = f"{some_of(names)}: the data files are {where}"
+        yield f"{data}, the metadata at {place}: readers need both"
 
 
 def targets_that_may_be_one(settings: Settings) -> Iterator[str]:

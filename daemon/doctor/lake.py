@@ -130,11 +130,14 @@ def summary_lines(lake: LakeDiagnosis) -> Sequence[str]:
             f"First syncs read the footers of {counted(syncs.data_files, 'data file')} "
             f"({counted(syncs.rows, 'row')}) and {counted(syncs.deletion_vectors, 'deletion vector')}."
         )
-    if lake.readers:
-        lines.append("Readers will have trouble with these tables:")
-    for each in lake.readers:
-        lines.append(f"  {_counted(each.tables)}: {', '.join(each.readers)}: {each.text}")
-    return [*lines, *passed_over_lines(lake.passed_over)]
+    return [*lines, *reader_lines(lake.readers), *passed_over_lines(lake.passed_over)]
+
+
+def reader_lines(troubles: Sequence[SharedTrouble]) -> Iterator[str]:
+    if troubles:
+        yield "Readers will have trouble with these tables:"
+    for each in troubles:
+        yield f"  {_counted(each.tables)}: {', '.join(each.readers)}: {each.text}"
 
 
 def passed_over_lines(passed_over: Mapping[str, str]) -> Iterator[str]:

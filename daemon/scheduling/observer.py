@@ -20,7 +20,8 @@ from state.sql.tables import TableStore
 
 # Counting a table's files reads all its rows in the state database, so it may take 1/50 of the time.
 COUNT_SHARE = 50
-# How often the source of a table that cannot sync is asked for its newest version, for the table's lag alone.
+# How often the source of a table that cannot sync, or is many versions behind, is asked for its newest version, for the
+# table's lag alone.
 LAG_INTERVAL_S = 30.0
 
 _EVENTS = {
@@ -83,22 +84,18 @@ class Observer:
             self._seen,
             record=record,
             syncing=False,
-            source_version=record.synced_version,
+            source_version=self._seen.source_version if more else record.synced_version,
             behind_since_ms=None,
             checked_at_s=self._clock.monotonic_s(),
         )
         if more:
+            self._find_newest_if_due(record)
             self._find_first_unsynced(record)
         self._board.show(self._name, self._seen)
 
     def show_lag(self, record: TableRecord) -> None:
         """Show a table that cannot sync now, with its lag, which is measured every LAG_INTERVAL_S."""
-        if self._clock.monotonic_s() >= self._lag_after_s:
-            self._lag_after_s = self._clock.monotonic_s() + LAG_INTERVAL_S
-            try:
-                self._seen = replace(self._seen, source_version=self._source.find_newest(record.synced_version))
-            except Exception as error:
-                _log.debug(events.SOURCE_UNSEEN, table=self._name, reason=str(error))
+        if self._find_newest_if_due(record):
             self._find_first_unsynced(record)
             self._count_if_due(record)
         self.show(record)
@@ -138,6 +135,17 @@ class Observer:
         self._board.add_runs(self._name, [run])
         with logged_if_away(events.STATE_UNRECORDED, table=self._name):
             self._store.record_run(run)
+
+    def _find_newest_if_due(self, record: TableRecord) -> bool:
+        """Ask the source for its newest version. Returns whether LAG_INTERVAL_S had passed."""
+        if self._clock.monotonic_s() < self._lag_after_s:
+            return False
+        self._lag_after_s = self._clock.monotonic_s() + LAG_INTERVAL_S
+        try:
+            self._seen = replace(self._seen, source_version=self._source.find_newest(record.synced_version))
+        except Exception as error:
+            _log.debug(events.SOURCE_UNSEEN, table=self._name, reason=str(error))
+        return True
 
     def _find_first_unsynced(self, record: TableRecord) -> None:
         """Find out since when the table is behind. For display only: the sync meets and reports the same errors."""

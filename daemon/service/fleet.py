@@ -21,6 +21,7 @@ from daemon.service.assembly import Parts
 from daemon.service.discovery import Found, discover, gone_among, remember_vanished, vanished_by_pattern
 from daemon.sources.finder import SourceCatalog, open_catalog
 from daemon.status.board import Board, Topic, Unready
+from daemon.status.reading import address_of
 from daemon.status.table_status import gone_status
 from daemon.status.watch import Watch
 from daemon.status.wording import paused_text
@@ -276,7 +277,7 @@ class Fleet:
 
     def _add(self, definition: _Definition) -> None:
         parts, board, table = self._parts, self._board, definition.table
-        board.add(table, s3_endpoint=definition.properties.get("s3.endpoint"))
+        board.add(table, address=address_of(definition.properties))
         try:
             context = parts.context(table, LogProgress(parts.clock), board)
             cycle = parts.cycle(context, board)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from threading import Lock
+from types import MappingProxyType
 
 import msgspec
 
@@ -51,10 +52,10 @@ class Unready(msgspec.Struct, frozen=True):
 
 @dataclass
 class _Row:
-    """What is shown of a table. `s3_endpoint` is where its files are, if that is not Amazon's own S3."""
+    """What is shown of a table. `address` is where its files are, if that is not Amazon's own S3."""
 
     table: TableSettings
-    s3_endpoint: str | None
+    address: Mapping[str, str]
     seen: Observation = field(default_factory=Observation)
     runs: deque[SyncRun] = field(default_factory=lambda: deque(maxlen=RUNS_MAX))
 
@@ -79,10 +80,10 @@ class Board:
         self._beaten_at_s = clock.monotonic_s()
         self.started_at_ms = clock.now_ms()
 
-    def add(self, table: TableSettings, *, s3_endpoint: str | None = None) -> None:
+    def add(self, table: TableSettings, *, address: Mapping[str, str] = MappingProxyType({})) -> None:
         self.activity.expect(table.name)
         with self._lock:
-            self._rows[table.name] = _Row(table, s3_endpoint)
+            self._rows[table.name] = _Row(table, address)
 
     @property
     def names(self) -> set[str]:
@@ -132,7 +133,7 @@ class Board:
         if row is None or record is None or record.metadata_location is None:
             return {}
         target = row.table.target.split(".")
-        lines = read_lines(row.table.catalog, target, record.metadata_location, s3_endpoint=row.s3_endpoint)
+        lines = read_lines(row.table.catalog, target, record.metadata_location, address=row.address)
         return {reader: scrub(line) for reader, line in lines.items()}
 
     def now_ms(self) -> int:

@@ -16,7 +16,7 @@ from daemon.config.settings import TableSettings
 from daemon.delta.log import DeltaLog
 from daemon.iceberg.marker import FROM_VERSION, OPERATION, find_marker, shown_by
 from daemon.masking import scrub
-from daemon.status.reading import read_lines
+from daemon.status.reading import address_of, read_lines
 from daemon.sync.comparison import COMPARED
 from daemon.sync.first_sync import RESYNCED
 from daemon.texts import iso_time
@@ -187,7 +187,7 @@ def read_lines_of(table: Table, snapshot_id: int | None = None) -> dict[str, str
         table.catalog.name,
         table.name(),
         table.metadata_location,
-        s3_endpoint=table.io.properties.get("s3.endpoint"),
+        address=address_of(table.io.properties),
         snapshot_id=snapshot_id,
     )
 

@@ -612,15 +612,23 @@ def test_config_check_takes_no_table_for_forgotten_that_may_be_in_use(followed: 
 
 
 @pytest.mark.parametrize(
-    ("source", "warehouse", "is_split"),
-    [("/data/a", "s3://b/w", True), ("s3://b/a", "w", True), ("s3://b/a", "s3://b/w", False), ("/data/a", "w", False)],
+    ("source", "warehouse", "where"),
+    [
+        ("/data/a", "s3://b/w", "local, the metadata at s3://b/w"),
+        ("s3://b/a", "/w", "in an object store, the metadata at file:///w"),
+        ("s3://b/a", "s3://b/w", None),
+        ("/data/a", "w", None),
+    ],
 )
-def test_config_check_says_that_data_and_metadata_are_in_two_places(tmp_path: Path, source, warehouse, is_split):
-    """Who reads the one may not reach the other."""
+def test_config_check_says_that_data_and_metadata_are_in_two_places(tmp_path: Path, source, warehouse, where):
+    """Who reads the one may not reach the other. Many tables have one line."""
     catalogs = CATALOGS.replace("var/warehouse", warehouse)
-    (tmp_path / "config.yaml").write_text(f"{catalogs}tables: [{{source: '{source}', target: db.a}}]\n")
+    entries = ", ".join(f"{{source: '{source}{name}', target: db.{name}}}" for name in "abcdef")
+    (tmp_path / "config.yaml").write_text(f"{catalogs}tables: [{entries}]\n")
     done = invoke(["config", "check", "--config", str(tmp_path / "config.yaml")])
-    assert (done.exit_code, "readers need both" in done.output) == (0, is_split)
+    told = [line for line in done.output.splitlines() if "readers need both" in line]
+    line = f"db.a, db.b, db.c, …: the data files are {where}: readers need both"
+    assert (done.exit_code, told) == (0, [line] if where else [])
 
 
 @pytest.mark.parametrize(

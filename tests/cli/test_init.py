@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from daemon.cli import init, survey
@@ -18,6 +20,8 @@ from daemon.config.load import load_settings
 from daemon.config.settings import Settings
 from tests.kit.handmade import HandmadeTable
 from tests.kit.invoke import invoke
+
+VIEWS = [("id", pa.int64()), ("part", pa.string_view()), ("value", pa.string_view())]
 
 
 @pytest.fixture(autouse=True)
@@ -211,5 +215,23 @@ def test_what_the_file_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DVSYNC_CATALOGS__LOCAL__WAREHOUSE", "s3://bucket/warehouse")
     made("lake/orders")
     code, output = dvsync("init", "lake/orders")
-    assert (code, "its metadata at s3://bucket/warehouse: readers need both" in output) == (0, True), output
+    assert (code, "the metadata at s3://bucket/warehouse: readers need both" in output) == (0, True), output
     assert "dvsync needs them whenever it runs: DVSYNC_STORAGE__S3__REGION." in output
+
+
+def test_readers_that_will_fail_are_named() -> None:
+    """Before the first sync, by init and by add: once for all tables; not those that `readers` leaves out."""
+    made("plain")
+    for folder in ("a", "b"):
+        table = HandmadeTable(Path(folder).absolute())
+        table.create()
+        path = table.write_file([(1, "p", "x")])
+        columns = pq.read_table(table.folder / path).cast(pa.schema(VIEWS))
+        pq.write_table(columns, table.folder / path)
+        table.commit([table.add(path)])
+    line = "PyIceberg, Polars (with PyIceberg): stored as Arrow's string views, as delta-rs does in DELETE"
+    code, output = dvsync("init", "a", "plain")
+    assert (code, f"Readers will have trouble with these tables:\n  1 (a): {line}" in output) == (0, True), output
+    assert "Daft" not in output
+    code, output = dvsync("add", "b")
+    assert (code, f"Readers will have trouble with these tables:\n  1 (b): {line}" in output) == (0, True), output

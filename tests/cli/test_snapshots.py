@@ -132,6 +132,7 @@ def test_what_the_table_shows_now(world: World, ask: Ask) -> None:
     assert f"\n  metadata  {iceberg.metadata_location}\n" in text, "nothing is cut"
     assert "\n  shows     Delta version 7; the versions after 6 changed no rows\n" in text
     assert f"\nClickHouse:\n  {shown['read']['ClickHouse']}\n" in text
+    assert text.splitlines()[-1].startswith("`dvsync doctor t` names the readers that have trouble")
 
 
 def test_a_table_that_someone_else_changed(world: World, ask: Ask) -> None:

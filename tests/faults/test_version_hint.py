@@ -161,7 +161,7 @@ def test_cleanup_leaves_the_hint(table: HandmadeTable, bench: Bench) -> None:
 def test_on_s3_it_is_one_request(
     tmp_path: Path, table: HandmadeTable, store: ObjectStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One PUT for each commit; DuckDB reads by folder, and ClickHouse by what `dvsync show` names, from two buckets."""
+    """One PUT for each commit; DuckDB reads by folder, the others by what `dvsync show` names, from two buckets."""
     client = store.client("s3")
     for bucket in ("hints-lake", "hints"):
         client.create_bucket(Bucket=bucket)
@@ -189,5 +189,11 @@ def test_on_s3_it_is_one_request(
     assert rows_by("DuckDB", iceberg.metadata.location) == table.live_rows()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", store.access_key)
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", store.secret)
-    assert sorted(map(tuple, ask_clickhouse(read_lines_of(iceberg)["ClickHouse"]))) == table.live_rows()
+    lines = read_lines_of(iceberg)
+    assert sorted(map(tuple, ask_clickhouse(lines["ClickHouse"]))) == table.live_rows()
+    for reader in ("PyIceberg", "Polars"):
+        *before, last = lines[reader].split("; ")
+        names: dict[str, Any] = {}
+        exec("; ".join(before), names)
+        assert len(eval(last, names)) == len(table.live_rows()), reader
     bench.close()

@@ -345,6 +345,7 @@ def test_one_table_has_its_last_syncs(server):
     assert (body["runs"][0]["started_at"], body["runs"][0]["duration_seconds"]) == ("2023-11-14T22:13:20.059Z", 0.04)
     assert not [key for run in body["runs"] for key in run if key == "table_id" or key.endswith("_ms")]
     assert body["read"]["DuckDB"] == "SELECT * FROM iceberg_scan('file:///wh/m.json')"
+    assert "<code>dvsync doctor orders</code> names the readers" in page_of(server, "/tables/orders")[1]
     assert server.ask("/api/tables/nobody") == (404, {"error": "no such table"})
 
 
