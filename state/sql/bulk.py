@@ -8,25 +8,25 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from sqlalchemy import (
-    Column,
     ColumnElement,
     Connection,
     Delete,
+    Executable,
     Select,
     Table,
     Update,
+    and_,
     bindparam,
     delete,
-    insert,
-    select,
+    true,
     update,
 )
+from sqlalchemy.dialects import postgresql, sqlite
 
 # SQLite takes 32,766 values in a statement, other databases fewer; longer lists do not get faster either.
 IN_LIST_MAX = 500
 
 T = TypeVar("T")
-V = TypeVar("V")
 
 
 def batched(items: Iterable[T], batch_max: int = IN_LIST_MAX) -> Iterator[list[T]]:
@@ -41,19 +41,22 @@ def find_rows(connection: Connection, statement: Select[Any], table_id: int, pat
         yield from connection.execute(statement, {"table_id": table_id, "paths": batch})
 
 
-def find_by_path(connection: Connection, column: Column[V], table_id: int, paths: Iterable[str]) -> dict[str, V]:
-    """Find the value of `column` for each of `paths` that has a row in the column's table."""
-    return {path: value for path, value in find_rows(connection, _select_by_path(column), table_id, paths)}
-
-
 def write_rows(
-    connection: Connection, rows: Table, table_id: int, columns: dict[str, dict[str, Any]], *, known: Collection[str]
+    connection: Connection,
+    rows: Table,
+    table_id: int,
+    columns: Mapping[str, Mapping[str, Any]],
+    *,
+    keep: Collection[Any] = (),
 ) -> None:
-    """Insert a row for each path, or update the `known` rows, which keep their ids and what refers to them."""
-    new = [{"table_id": table_id, "path": path, **row} for path, row in columns.items() if path not in known]
-    if new:
-        connection.execute(insert(rows), new)
-    update_rows(connection, rows, table_id, {path: row for path, row in columns.items() if path in known})
+    """Insert a row for each path, or update the known one, which keeps its id and what refers to it.
+
+    A known row with a status of `keep` stays as it is. All paths get the same columns.
+    """
+    if columns:
+        names = tuple(next(iter(columns.values())))
+        statement = _upsert(connection.dialect.name, rows, names, tuple(keep))
+        connection.execute(statement, [{"table_id": table_id, "path": path, **row} for path, row in columns.items()])
 
 
 def update_rows(connection: Connection, rows: Table, table_id: int, columns: dict[str, dict[str, Any]]) -> None:
@@ -102,11 +105,11 @@ def _conditions(rows: Table, of: _Shape) -> Iterator[ColumnElement[bool]]:
 
 # Building a statement takes longer than executing it, so statements are cached.
 @cache
-def _select_by_path(column: Column[Any]) -> Select[Any]:
-    rows = column.table
-    return select(rows.c.path, column).where(
-        rows.c.table_id == bindparam("table_id"), rows.c.path.in_(bindparam("paths", expanding=True))
-    )
+def _upsert(dialect: str, rows: Table, names: tuple[str, ...], keep: tuple[Any, ...]) -> Executable:
+    new: sqlite.Insert | postgresql.Insert = (sqlite if dialect == "sqlite" else postgresql).insert(rows)
+    written = {name: new.excluded[name] for name in names}
+    may_change = and_(true(), *(rows.c.status != status for status in keep))
+    return new.on_conflict_do_update(index_elements=["table_id", "path"], set_=written, where=may_change)
 
 
 @cache

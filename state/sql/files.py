@@ -36,7 +36,7 @@ from state.records import (
     OrphanReason,
     Outcome,
 )
-from state.sql.bulk import batched, change_rows, delete_rows, find_by_path, update_rows, write_rows
+from state.sql.bulk import batched, change_rows, delete_rows, find_rows, update_rows, write_rows
 from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, MIRRORS
 
 # The rows of the files that dvsync writes.
@@ -121,9 +121,7 @@ def write_written(
     """Write the columns of each path, known or not. A file with a status of `keep` stays as it is."""
     rows = next((rows for rows, its_kind in _KINDS.items() if its_kind is kind), METADATA_FILES)
     kinds = {"kind": kind} if rows is METADATA_FILES else {}
-    statuses = find_by_path(connection, rows.c.status, table_id, columns)
-    written = {path: {**row, **kinds} for path, row in columns.items() if statuses.get(path) not in keep}
-    write_rows(connection, rows, table_id, written, known=statuses)
+    write_rows(connection, rows, table_id, {path: {**row, **kinds} for path, row in columns.items()}, keep=keep)
 
 
 def change_written(
@@ -151,7 +149,7 @@ def write_live_manifests(
     """Make these manifests live, known or not. Returns the id of each."""
     columns = dict.fromkeys(paths, live(at_ms))
     write_written(connection, table_id, FileKind.MANIFEST, columns, keep=(FileStatus.LIVE,))
-    return find_by_path(connection, METADATA_FILES.c.id, table_id, paths)
+    return {path: row_id for path, row_id in find_rows(connection, _MANIFEST_IDS, table_id, paths)}
 
 
 def move_manifest(connection: Connection, table_id: int, old: str, new_id: int) -> None:
@@ -176,8 +174,7 @@ def write_live_files(
         }
         for file in files
     }
-    known = find_by_path(connection, DATA_FILES.c.id, table_id, columns)
-    write_rows(connection, DATA_FILES, table_id, columns, known=known)
+    write_rows(connection, DATA_FILES, table_id, columns)
 
 
 def change_live_files(connection: Connection, outcome: Outcome) -> None:
@@ -216,12 +213,10 @@ def write_live_delete_files(
         }
         for path, file in by_path.items()
     }
-    statuses = find_by_path(connection, DELETE_FILES.c.status, table_id, columns)
-    live_before = {path for path, status in statuses.items() if status is FileStatus.LIVE}
-    made_live = {path: {**row, **live(at_ms)} for path, row in columns.items() if path not in live_before}
-    write_rows(connection, DELETE_FILES, table_id, made_live, known=statuses)
-    update_rows(connection, DELETE_FILES, table_id, {path: columns[path] for path in live_before})
-    _remove_mappings(connection, table_id, statuses)
+    # Those that are live already keep the time since when.
+    write_rows(connection, DELETE_FILES, table_id, dict.fromkeys(columns, live(at_ms)), keep=(FileStatus.LIVE,))
+    update_rows(connection, DELETE_FILES, table_id, columns)
+    _remove_mappings(connection, table_id, columns)
     mappings = [
         {
             "of_table": table_id,
@@ -330,6 +325,9 @@ _DELETE_FILES_BY_ID = (
     select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
     .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
     .where(DELETE_FILES.c.id.in_(_IN_BATCH))
+)
+_MANIFEST_IDS = select(METADATA_FILES.c.path, METADATA_FILES.c.id).where(
+    METADATA_FILES.c.table_id == bindparam("table_id"), METADATA_FILES.c.path.in_(bindparam("paths", expanding=True))
 )
 _MANIFEST_ID = (
     select(METADATA_FILES.c.id)
