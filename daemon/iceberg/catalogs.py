@@ -19,6 +19,7 @@ from daemon.iceberg.pyiceberg_ext.commits import complete_rest_requests, manage_
 from daemon.iceberg.pyiceberg_ext.file_io import IMPLEMENTATION
 from daemon.iceberg.pyiceberg_ext.format_v3 import allow_version_3
 from daemon.iceberg.pyiceberg_ext.metadata_cache import remember_metadata
+from daemon.iceberg.pyiceberg_ext.metadata_json import write_snapshots_fast
 from daemon.iceberg.pyiceberg_ext.variant import know_variant
 from daemon.texts import counted
 
@@ -137,6 +138,7 @@ def _identity_of(file: Path | None) -> tuple[int, int] | None:
 
 def _open(name: str, properties: Mapping[str, str]) -> Catalog:
     remember_metadata()
+    write_snapshots_fast()
     allow_version_3()
     know_variant()
     use_own_metastores()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial, reduce
+from functools import cache, lru_cache, partial, reduce
 from operator import itemgetter
 from typing import cast
 
@@ -40,6 +40,7 @@ from pyiceberg.utils.schema_conversion import AvroSchemaConversion
 from daemon.iceberg.pyiceberg_ext.file_io import written_manifests
 from daemon.iceberg.pyiceberg_ext.records import (
     RECORD_VERSION,
+    AvroFormat,
     BlockAvroOutput,
     PreciseAvroFile,
     ResolvedAvroFile,
@@ -53,7 +54,6 @@ from daemon.store.recent import Recent
 
 # Removing one file rewrites its whole manifest, so the manifest's size bounds the cost of a small commit.
 MANIFEST_ENTRIES_MAX = 1000
-AVRO_CODEC = "gzip"
 # Records of manifest lists as they are written, by their fields: nearly all of a list are those of the list before.
 _encoded_records: Recent[bytes] = Recent(4096)
 # Long lists by their paths, whose files never change: the next commit to a large table reads the list that this one
@@ -114,8 +114,6 @@ def schema_with_sources(spec: PartitionSpec, schemas: Iterable[Schema]) -> Schem
     return next(schema for schema in schemas if sources <= schema.field_ids)
 
 
-# Building the schema takes as long as writing a small manifest, so it is cached.
-@lru_cache(maxsize=256)
 def _entry_schema(partition_type: StructType, version: int) -> Schema:
     data_file = data_file_with_partition(partition_type, version)  # type: ignore[arg-type]
     if data_file.fields[-1].field_id < REFERENCED_DATA_FILE.field_id:
@@ -154,19 +152,11 @@ def write_manifest(
         "partition-spec-id": str(spec.spec_id),
         "format-version": str(format_version),
         "content": "deletes" if content is ManifestContent.DELETES else "data",
-        "avro.codec": AVRO_CODEC,
     }
     place, partition_type = place_to_write(path, at_once=at_once), spec.partition_type(schema)
-    output = io.new_output(place)
-    with BlockAvroOutput[ManifestEntry](
-        output_file=output,
-        file_schema=_entry_schema(partition_type, format_version),
-        record_schema=_entry_schema(partition_type, RECORD_VERSION),
-        schema_name="manifest_entry",
-        metadata=metadata,
-    ) as writer:
-        writer.write_encoded([writer.encode(entry) for entry in entries])
-    size_bytes = len(output)
+    avro = _entry_format(partition_type, format_version)
+    with BlockAvroOutput(io.new_output(place), avro, metadata) as output:
+        size_bytes = output.write_encoded([avro.encode(entry) for entry in entries])
     put_in_place(place, path)
     counts: dict[str, int] = {}
     for status in ManifestEntryStatus:
@@ -247,6 +237,19 @@ def _keep_list(path: str, manifests: Sequence[ManifestFile]) -> None:
         _long_lists.add(path, manifests)
 
 
+# Building formats and readers takes as long as writing a small manifest, so they are cached.
+@lru_cache(maxsize=256)
+def _entry_format(partition_type: StructType, version: int) -> AvroFormat[ManifestEntry]:
+    records = _entry_schema(partition_type, RECORD_VERSION)
+    return AvroFormat("manifest_entry", _entry_schema(partition_type, version), records)
+
+
+@cache
+def _list_format(version: int) -> AvroFormat[ManifestFile]:
+    schemas = MANIFEST_LIST_FILE_SCHEMAS
+    return AvroFormat("manifest_file", schemas[version], schemas[RECORD_VERSION])
+
+
 @lru_cache(maxsize=256)
 def _entry_reader(partition_type: StructType, avro_schema: str) -> Reader:
     return resolve_reader(
@@ -287,7 +290,6 @@ def write_manifest_list(
         "parent-snapshot-id": "null" if parent_snapshot_id is None else str(parent_snapshot_id),
         "sequence-number": str(sequence_number),
         "format-version": str(format_version),
-        "avro.codec": AVRO_CODEC,
     }
     gives_row_ids = has_row_lineage(format_version)
     if gives_row_ids:
@@ -302,26 +304,21 @@ def write_manifest_list(
         if gives_row_ids and manifest.content is ManifestContent.DATA and _row_ids_of_manifest(manifest) is None:
             given["first_row_id"] = next_row_id
             next_row_id = add_longs(next_row_id, manifest.existing_rows_count or 0, manifest.added_rows_count or 0)
-        fields = dict(zip(_IN_MANIFEST_FILE, values_of(manifest), strict=True))
-        listed.append(manifest_record(**fields | given) if given else manifest)
+        known = zip(_IN_MANIFEST_FILE, values_of(manifest), strict=True)
+        listed.append(manifest_record(**dict(known) | given) if given else manifest)
     make_folder_of(path)
-    with BlockAvroOutput[ManifestFile](
-        output_file=io.new_output(path),
-        file_schema=MANIFEST_LIST_FILE_SCHEMAS[format_version],
-        record_schema=MANIFEST_LIST_FILE_SCHEMAS[RECORD_VERSION],
-        schema_name="manifest_file",
-        metadata=metadata,
-    ) as writer:
-        writer.write_encoded([_encoded(writer, manifest, format_version) for manifest in listed])
+    avro = _list_format(format_version)
+    with BlockAvroOutput(io.new_output(path), avro, metadata) as output:
+        output.write_encoded([_encoded(avro, manifest, format_version) for manifest in listed])
     _keep_list(path, listed)
     return next_row_id
 
 
-def _encoded(writer: BlockAvroOutput[ManifestFile], manifest: ManifestFile, format_version: int) -> bytes:
+def _encoded(avro: AvroFormat[ManifestFile], manifest: ManifestFile, format_version: int) -> bytes:
     summaries = tuple(tuple(values_of(each)) for each in manifest.partitions or ())
     key = (format_version, summaries, *(value for value in values_of(manifest) if not isinstance(value, list)))
     found = _encoded_records.find(key)
     if found is None:
-        found = writer.encode(manifest)
+        found = avro.encode(manifest)
         _encoded_records.add(key, found)
     return found

@@ -68,13 +68,17 @@ def force_to_disk(paths: Collection[str]) -> None:
     files = {local_path(path) for path in paths if is_local(path)}
     if not files:
         return
-    folders = {file.parent for file in files}
-    with ThreadPoolExecutor(min(len(files) + len(folders), FORCED_AT_ONCE), thread_name_prefix="force") as pool:
-        forced = [pool.submit(_force, file) for file in files]
-        forced += [pool.submit(_force_folder, folder) for folder in folders]
+    first, *others = files
     try:
+        # To start a thread takes longer than most fsync calls need of the processor: this one does its part.
+        with ThreadPoolExecutor(FORCED_AT_ONCE, thread_name_prefix="force") as pool:
+            forced = [pool.submit(_force, file) for file in others]
+            _force(first)
         for each in forced:
             each.result()
+        # The journal of a file system has them already, together with the files.
+        for folder in {file.parent for file in files}:
+            _force_folder(folder)
     except OSError as error:
         raise store_away(error.filename or next(iter(paths)), error) from error
 

@@ -29,10 +29,11 @@ def write_deletions(
     """
     store, names = context.store, transaction.delete_file_names(deletes.suffix)
     plan = _begin(context, transaction, replace(plan, tasks=deletes.tasks(plan.dv_changes(), names)))
+    returning = deletes.returning(plan.change)
     older = (
         # A delete file of a former format version is replaced as a whole, and no other such file may stay beside.
         *find_sharing(store, record.id, deletes.leaving(plan), joins=lambda file: deletes.is_former(file.path)),
-        *store.find_delete_files(record.id, deletes.returning(plan.change), dead=True),
+        *(store.find_delete_files(record.id, returning, dead=True) if returning else ()),
     )
     plan = replace(plan, older=list({file.path: file for file in older}.values()))
     to_copy = deletes.to_copy(plan)

@@ -10,6 +10,7 @@ import msgspec
 from msgspec.structs import astuple
 from sqlalchemy import (
     BigInteger,
+    BindParameter,
     Connection,
     Row,
     Select,
@@ -35,7 +36,7 @@ from state.records import (
     OrphanReason,
     Outcome,
 )
-from state.sql.bulk import batched, find_by_path, update_rows, write_rows
+from state.sql.bulk import batched, change_rows, delete_rows, find_rows, update_rows, write_rows
 from state.sql.models import DATA_FILES, DEAD_VECTORS, DELETE_FILES, DV_MAPPINGS, METADATA_FILES, MIRRORS, VECTOR_FILES
 
 # The rows of the files that dvsync writes.
@@ -77,22 +78,11 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
     mappings: dict[int, list[DvMapping]] = {delete_file_id: [] for delete_file_id in delete_file_ids}
     delete_files = []
     for batch in batched(delete_file_ids):
-        served = (
-            select(DV_MAPPINGS, DATA_FILES.c.path)
-            .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
-            .where(DV_MAPPINGS.c.delete_file_id.in_(batch))
-            .order_by(DATA_FILES.c.path)
-        )
-        for row in connection.execute(served):
+        of_batch = {"delete_file_ids": batch}
+        for row in connection.execute(_MAPPINGS_OF, of_batch):
             mappings[row.delete_file_id].append(DvMapping(row.path, row.dv_unique_id, row.positions))
-        unused = select(DEAD_VECTORS).where(DEAD_VECTORS.c.delete_file_id.in_(batch)).order_by(DEAD_VECTORS.c.data_file)
-        for row in connection.execute(unused):
+        for row in connection.execute(_DEAD_OF, of_batch):
             dead[row.delete_file_id].append(row.data_file)
-        serving = (
-            select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
-            .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
-            .where(DELETE_FILES.c.id.in_(batch))
-        )
         delete_files += [
             DeleteFileRecord(
                 path=row.path,
@@ -103,7 +93,7 @@ def read_delete_files(connection: Connection, delete_file_ids: Collection[int]) 
                 mappings=tuple(mappings[row.id]),
                 dead=tuple(dead[row.id]),
             )
-            for row in connection.execute(serving)
+            for row in connection.execute(_DELETE_FILES_BY_ID, of_batch)
         ]
     return sorted(delete_files, key=lambda delete_file: delete_file.path)
 
@@ -131,9 +121,7 @@ def write_written(
     """Write the columns of each path, known or not. A file with a status of `keep` stays as it is."""
     rows = next((rows for rows, its_kind in _KINDS.items() if its_kind is kind), METADATA_FILES)
     kinds = {"kind": kind} if rows is METADATA_FILES else {}
-    statuses = find_by_path(connection, rows.c.status, table_id, columns)
-    written = {path: {**row, **kinds} for path, row in columns.items() if statuses.get(path) not in keep}
-    write_rows(connection, rows, table_id, written, known=statuses)
+    write_rows(connection, rows, table_id, {path: {**row, **kinds} for path, row in columns.items()}, keep=keep)
 
 
 def change_written(
@@ -152,11 +140,7 @@ def change_written(
     for batch in [None] if paths is None else batched(paths):
         for rows in kinds:
             wanted = {**of, "status": tuple(was), **({} if batch is None else {"path": tuple(batch)})}
-            each = [
-                rows.c[name].in_(value) if isinstance(value, tuple) else rows.c[name] == value
-                for name, value in wanted.items()
-            ]
-            connection.execute(update(rows).where(*each).values(**values))
+            change_rows(connection, rows, wanted, values)
 
 
 def write_live_manifests(
@@ -165,18 +149,13 @@ def write_live_manifests(
     """Make these manifests live, known or not. Returns the id of each."""
     columns = dict.fromkeys(paths, live(at_ms))
     write_written(connection, table_id, FileKind.MANIFEST, columns, keep=(FileStatus.LIVE,))
-    return find_by_path(connection, METADATA_FILES.c.id, table_id, paths)
+    return {path: row_id for path, row_id in find_rows(connection, _MANIFEST_IDS, table_id, paths)}
 
 
 def move_manifest(connection: Connection, table_id: int, old: str, new_id: int) -> None:
     """Move the files of manifest `old` to the manifest with the id `new_id`."""
-    old_id = (
-        select(METADATA_FILES.c.id)
-        .where(METADATA_FILES.c.table_id == table_id, METADATA_FILES.c.path == old)
-        .scalar_subquery()
-    )
-    for rows in (DATA_FILES, DELETE_FILES):
-        connection.execute(update(rows).where(rows.c.manifest_id == old_id).values(manifest_id=new_id))
+    for statement in _MOVE_MANIFEST:
+        connection.execute(statement, {"of_table": table_id, "of_path": old, "manifest_id": new_id})
 
 
 def write_live_files(
@@ -195,8 +174,7 @@ def write_live_files(
         }
         for file in files
     }
-    known = find_by_path(connection, DATA_FILES.c.id, table_id, columns)
-    write_rows(connection, DATA_FILES, table_id, columns, known=known)
+    write_rows(connection, DATA_FILES, table_id, columns)
 
 
 def change_live_files(connection: Connection, outcome: Outcome) -> None:
@@ -210,7 +188,7 @@ def change_live_files(connection: Connection, outcome: Outcome) -> None:
 def remove_live_files(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
     """Forget these data files and their mappings; the delete files stay."""
     for batch in batched(paths):
-        connection.execute(delete(DATA_FILES).where(DATA_FILES.c.table_id == table_id, DATA_FILES.c.path.in_(batch)))
+        delete_rows(connection, DATA_FILES, {"table_id": table_id, "path": tuple(batch)})
 
 
 def write_live_delete_files(
@@ -235,12 +213,10 @@ def write_live_delete_files(
         }
         for path, file in by_path.items()
     }
-    statuses = find_by_path(connection, DELETE_FILES.c.status, table_id, columns)
-    live_before = {path for path, status in statuses.items() if status is FileStatus.LIVE}
-    made_live = {path: {**row, **live(at_ms)} for path, row in columns.items() if path not in live_before}
-    write_rows(connection, DELETE_FILES, table_id, made_live, known=statuses)
-    update_rows(connection, DELETE_FILES, table_id, {path: columns[path] for path in live_before})
-    _remove_mappings(connection, table_id, statuses)
+    # Those that are live already keep the time since when.
+    write_rows(connection, DELETE_FILES, table_id, dict.fromkeys(columns, live(at_ms)), keep=(FileStatus.LIVE,))
+    update_rows(connection, DELETE_FILES, table_id, columns)
+    _remove_mappings(connection, table_id, columns)
     mappings = [
         {
             "of_table": table_id,
@@ -320,14 +296,12 @@ def remove_pending(connection: Connection, of: dict[str, Any], paths: Iterable[s
     """Forget those of `paths` that are pending and that `of` selects by column."""
     for batch in batched(paths):
         for rows in WRITTEN_ROWS:
-            pending = delete(rows).filter_by(status=FileStatus.PENDING, **of)
-            connection.execute(pending.where(rows.c.path.in_(batch)))
+            delete_rows(connection, rows, {**of, "status": FileStatus.PENDING, "path": tuple(batch)})
 
 
 def forget_vectors(connection: Connection, table_id: int, paths: Iterable[str]) -> None:
     for batch in batched(paths):
-        recorded = delete(VECTOR_FILES).where(VECTOR_FILES.c.table_id == table_id)
-        connection.execute(recorded.where(VECTOR_FILES.c.path.in_(batch)))
+        delete_rows(connection, VECTOR_FILES, {"table_id": table_id, "path": tuple(batch)})
 
 
 def remove_some_live_files(connection: Connection, table_id: int, files_max: int) -> bool:
@@ -338,11 +312,8 @@ def remove_some_live_files(connection: Connection, table_id: int, files_max: int
 
 def _remove_mappings(connection: Connection, table_id: int, delete_files: Iterable[str]) -> None:
     for batch in batched(delete_files):
-        delete_file_ids = select(DELETE_FILES.c.id).where(
-            DELETE_FILES.c.table_id == table_id, DELETE_FILES.c.path.in_(batch)
-        )
-        for rows in (DV_MAPPINGS, DEAD_VECTORS):
-            connection.execute(delete(rows).where(rows.c.delete_file_id.in_(delete_file_ids)))
+        for statement in _DELETE_BY_DELETE_FILE:
+            connection.execute(statement, {"table_id": table_id, "paths": batch})
 
 
 def _deletion_vector_columns(deletion_vector: DeletionVectorDescriptor | None) -> dict[str, Any]:
@@ -351,6 +322,35 @@ def _deletion_vector_columns(deletion_vector: DeletionVectorDescriptor | None) -
     return dict(zip(_VECTOR_COLUMNS, astuple(deletion_vector), strict=True))
 
 
+# Statements of every sync are built once: building one takes longer than executing it.
+_IN_BATCH: BindParameter[Any] = bindparam("delete_file_ids", expanding=True)
+_MAPPINGS_OF = (
+    select(DV_MAPPINGS, DATA_FILES.c.path)
+    .join(DATA_FILES, DATA_FILES.c.id == DV_MAPPINGS.c.data_file_id)
+    .where(DV_MAPPINGS.c.delete_file_id.in_(_IN_BATCH))
+    .order_by(DATA_FILES.c.path)
+)
+_DEAD_OF = select(DEAD_VECTORS).where(DEAD_VECTORS.c.delete_file_id.in_(_IN_BATCH)).order_by(DEAD_VECTORS.c.data_file)
+_DELETE_FILES_BY_ID = (
+    select(DELETE_FILES, METADATA_FILES.c.path.label("manifest_path"))
+    .join(METADATA_FILES, METADATA_FILES.c.id == DELETE_FILES.c.manifest_id)
+    .where(DELETE_FILES.c.id.in_(_IN_BATCH))
+)
+_MANIFEST_IDS = select(METADATA_FILES.c.path, METADATA_FILES.c.id).where(
+    METADATA_FILES.c.table_id == bindparam("table_id"), METADATA_FILES.c.path.in_(bindparam("paths", expanding=True))
+)
+_MANIFEST_ID = (
+    select(METADATA_FILES.c.id)
+    .where(METADATA_FILES.c.table_id == bindparam("of_table"), METADATA_FILES.c.path == bindparam("of_path"))
+    .scalar_subquery()
+)
+_MOVE_MANIFEST = [update(rows).where(rows.c.manifest_id == _MANIFEST_ID) for rows in (DATA_FILES, DELETE_FILES)]
+_DELETE_FILE_IDS = select(DELETE_FILES.c.id).where(
+    DELETE_FILES.c.table_id == bindparam("table_id"), DELETE_FILES.c.path.in_(bindparam("paths", expanding=True))
+)
+_DELETE_BY_DELETE_FILE = [
+    delete(rows).where(rows.c.delete_file_id.in_(_DELETE_FILE_IDS)) for rows in (DV_MAPPINGS, DEAD_VECTORS)
+]
 _DELETE_FILE_ID = (
     select(DELETE_FILES.c.id)
     .where(DELETE_FILES.c.table_id == bindparam("of_table"), DELETE_FILES.c.path == bindparam("of_delete_file"))

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
-from sqlalchemy import Connection, Row, bindparam, func, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, func, insert, select
 
 from state.cursor import advance_cursor
 from state.records import (
@@ -25,7 +25,7 @@ from state.records import (
     Outcome,
 )
 from state.sql import files as sql_files
-from state.sql.bulk import batched, find_rows
+from state.sql.bulk import batched, change_rows, find_rows
 from state.sql.files import SHOWN_BY_OLDER, change_written, live, live_file, orphaned, select_live_files
 from state.sql.models import (
     DATA_FILES,
@@ -58,6 +58,7 @@ _RECENT_COMMITS = select(TABLES.c.recent_commits).where(TABLES.c.id == bindparam
 _INTENT_BY_ID = select(INTENTS.c.id, INTENTS.c.table_id, INTENTS.c.created_at_ms).where(
     INTENTS.c.id == bindparam("intent_id")
 )
+_INSERT_INTENT = insert(INTENTS)
 _OPEN_INTENTS = (
     select(INTENTS)
     .where(INTENTS.c.table_id == bindparam("table_id"), INTENTS.c.status == IntentStatus.OPEN)
@@ -167,7 +168,7 @@ class FileLedger(Transactions):
         """Open the intent, and record its first files as `record_pending` does. A known intent does not change."""
         with self._write(intent.table_id) as connection:
             if connection.scalar(_INTENT_BY_ID, {"intent_id": intent.id}) is None:
-                connection.execute(insert(INTENTS).values(**asdict(intent), status=IntentStatus.OPEN))
+                connection.execute(_INSERT_INTENT, {**asdict(intent), "status": IntentStatus.OPEN})
             _write_pending(connection, intent, pending)
 
     def record_pending(self, intent_id: int, paths: Mapping[FileKind, Sequence[str]]) -> None:
@@ -199,8 +200,7 @@ class FileLedger(Transactions):
     def record_prepared(self, intent_id: int, outcome: Outcome) -> None:
         """Store what `record_synced` will apply, before the Iceberg commit is tried."""
         with self._database.write() as connection:
-            prepared = update(INTENTS).where(INTENTS.c.id == intent_id).values(payload=msgspec.json.encode(outcome))
-            if not connection.execute(prepared).rowcount:
+            if not change_rows(connection, INTENTS, {"id": intent_id}, {"payload": msgspec.json.encode(outcome)}):
                 raise LookupError(f"no intent has the id {intent_id}")
 
     def find_open_intents(self, table_id: int) -> list[tuple[Intent, Outcome | None]]:
@@ -385,5 +385,4 @@ def _take_out_delete_files(connection: Connection, table_id: int) -> None:
 
 
 def _end_intents(connection: Connection, of: dict[str, int], status: IntentStatus) -> None:
-    opened = update(INTENTS).filter_by(status=IntentStatus.OPEN, **of)
-    connection.execute(opened.values(status=status, payload=None))
+    change_rows(connection, INTENTS, {**of, "status": IntentStatus.OPEN}, {"status": status, "payload": None})

@@ -9,11 +9,12 @@ from typing import Any
 
 import msgspec
 from msgspec.structs import asdict, replace
-from sqlalchemy import Connection, Row, Select, bindparam, select, update
+from sqlalchemy import Connection, Row, Select, bindparam, select
 
 from state.cursor import join_commits
 from state.records import CommitIdentity, Outcome, Pause, ProofRecord, SourceEntry, TableError, TableRecord, Wait
 from state.sql import files as sql_files
+from state.sql.bulk import change_rows
 from state.sql.database import Database
 from state.sql.models import TABLES
 
@@ -105,7 +106,7 @@ def write_table(connection: Connection, table: TableRecord, **more: bytes) -> No
     for name in _DECODERS:
         if columns[name] is not None:
             columns[name] = msgspec.json.encode(columns[name])
-    connection.execute(update(TABLES).where(TABLES.c.id == table_id).values(columns))
+    change_rows(connection, TABLES, {"id": table_id}, columns)
 
 
 def change_table(connection: Connection, table_id: int, **columns: Any) -> None:

@@ -1,4 +1,4 @@
-"""The state store on any database that SQLAlchemy knows; SQLite is the default, PostgreSQL is tested as well."""
+"""The state store on SQLite, or on PostgreSQL."""
 
 from __future__ import annotations
 

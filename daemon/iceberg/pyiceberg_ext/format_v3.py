@@ -8,14 +8,15 @@ from __future__ import annotations
 from pyiceberg.table import update
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.table.update import UpgradeFormatVersionUpdate
-from pyiceberg.typedef import IcebergBaseModel
+
+from daemon.iceberg.pyiceberg_ext.metadata_json import to_json
 
 
 def allow_version_3() -> None:
     """Make this process write table metadata of version 3, and upgrade tables to it. Patches PyIceberg."""
-    if TableMetadataV3.model_dump_json is IcebergBaseModel.model_dump_json:
+    if update.SUPPORTED_TABLE_FORMAT_VERSION == 3:  # type: ignore[attr-defined]
         return
-    TableMetadataV3.model_dump_json = IcebergBaseModel.model_dump_json  # type: ignore[method-assign]
+    TableMetadataV3.model_dump_json = to_json  # type: ignore[assignment, method-assign]
     update.SUPPORTED_TABLE_FORMAT_VERSION = 3  # type: ignore[attr-defined]
     upgrade = update._apply_table_update.dispatch(UpgradeFormatVersionUpdate)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -11,13 +12,16 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
+from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from pyiceberg.table.update import SetPropertiesUpdate
+from pyiceberg.typedef import IcebergBaseModel
 from sqlalchemy import text
 from sqlalchemy.exc import IntegrityError
 
 from daemon.iceberg.pyiceberg_ext import metadata_cache
 from daemon.iceberg.pyiceberg_ext.commits import commit_updates, manage_metadata_files
 from daemon.iceberg.pyiceberg_ext.metadata_cache import METADATA_BYTES
+from daemon.iceberg.pyiceberg_ext.metadata_json import to_json
 from daemon.store.recent import Recent
 from tests.kit.handmade import Bench, HandmadeTable
 from tests.kit.handmade_histories import History
@@ -139,3 +143,18 @@ def test_a_schema_may_be_looked_at_while_it_is_committed(catalog: SqlCatalog) ->
     schema = table.schema()
     set_property(table, "2")
     assert table.schema() is schema
+
+
+def test_metadata_is_written_as_pyiceberg_writes_it(catalog: SqlCatalog) -> None:
+    """Whatever its snapshots have: the order of the fields aside."""
+    base = catalog.create_table("n.t", pa.schema([("id", pa.int64())])).metadata
+    summary = Summary(Operation.DELETE, **{"total-records": "1", "note": 'ä "quoted" \\ text'})
+    snapshots = [
+        Snapshot(snapshot_id=1, timestamp_ms=2, manifest_list="m", sequence_number=None),
+        Snapshot(
+            snapshot_id=2**62, parent_snapshot_id=1, timestamp_ms=3, manifest_list="n", summary=summary, schema_id=0
+        ),
+        Snapshot(snapshot_id=3, timestamp_ms=4, manifest_list="o", first_row_id=0, added_rows=5),
+    ]
+    for metadata in (base, base.model_copy(update={"snapshots": snapshots})):
+        assert json.loads(to_json(metadata)) == json.loads(IcebergBaseModel.model_dump_json(metadata))
