@@ -45,7 +45,7 @@ FRAME_BYTES: Final = SIZE_FIELD_BYTES + _CRC_FIELD.size  # before and after the 
 _BLOB: Final = slice(SIZE_FIELD_BYTES, -_CRC_FIELD.size)  # of a frame
 
 # A commit of ours that names a file is sent within this time after the name was recorded, or never. It comes at most as
-# much later.
+# much later, unless its process was suspended meanwhile.
 NAMED_WITHIN_S: Final = 1800.0
 
 # Z85 (ZeroMQ RFC 32) is base64.b85decode with another alphabet. '"' is in neither, so it marks illegal characters.

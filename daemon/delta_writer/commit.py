@@ -178,6 +178,7 @@ class _Attempt:
             return self._deletion(None)
         self._files.write()
         version = self._commit(lines, round((scanned_s - started_s) * 1000), scanned_s)
+        self._files.put_back()
         return self._deletion(version)
 
     def _deletion(self, version: int | None) -> Deletion:

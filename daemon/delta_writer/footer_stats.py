@@ -41,8 +41,9 @@ LAST_ASCII, LAST_CHARACTER = "\x7f", "\U0010ffff"
 # Days before may be of the Julian calendar, and date.toString of Java has no years of five digits.
 FIRST_DAY, LAST_DAY = date(1582, 10, 15).toordinal(), date.max.toordinal()
 EPOCH: Final = date(1970, 1, 1).toordinal()
-# Of NaN: it is their greatest number, so that a column with one has no finite maximum. Others leave it out.
-JAVA_WRITER: Final = b"parquet-mr"
+# Of NaN: it is its greatest number, so that a column with one has no finite maximum. Others leave it out, and some have
+# names that begin likewise: "parquet-mr compatible Photon version …", "parquet-mr-trino version …".
+JAVA_WRITER: Final = b"parquet-mr version "
 
 # parquet.thrift: types, converted types and logical types that a column of a type has in a file of Spark's.
 STORED_AS: Final[dict[type, tuple[int, tuple[int | None, ...], int | None, str]]] = {
@@ -233,6 +234,8 @@ def _bounds(chunks: Sequence[Struct], kind: Any, text_characters: int) -> tuple[
             low, high = (_value(statistics, each, BINARY, None) for each in (form.MIN_VALUE, form.MAX_VALUE))
             if low is None or high is None or statistics.get(form.MAX_IS_EXACT, (0, True))[1] is False:
                 return None
+            if _value(statistics, form.NAN_COUNT, I64, 0):
+                return None  # Whoever counts them leaves them out of the bounds.
             lows.append(_decoded(low, kind))
             highs.append(_decoded(high, kind))
     except (ValueError, struct.error):

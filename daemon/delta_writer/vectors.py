@@ -85,6 +85,16 @@ class VectorFiles:
         elapsed_s = (self._clock.now_ms() - self._recorded_ms) / 1000
         return bool(self._files) and max(elapsed_s, self._clock.monotonic_s() - self._recorded_s) > NAMED_WITHIN_S
 
+    def put_back(self) -> None:
+        """Write those again that cleanup took for a crash's, although their commit came: it was sent by a process that
+        had been suspended, or the two machines' clocks differ.
+        """
+        for file in self._files if self._tracking else ():
+            # Nothing is undone: the commit is there. A file that cannot be written again is missed by its readers.
+            with suppress(SyncError):
+                if not self._log.storage.exists(file.path):
+                    self._put(file.path, bytes(file.data))
+
     def discard(self) -> None:
         """Remove the files: it is certain that no commit names them."""
         gone = {*self.paths} - self._unsure

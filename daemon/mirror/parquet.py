@@ -54,6 +54,7 @@ NULL_COUNT: Final = 3
 MAX_VALUE: Final = 5
 MIN_VALUE: Final = 6
 MAX_IS_EXACT: Final = 7
+NAN_COUNT: Final = 9
 # ColumnOrder
 TYPE_ORDER: Final = 1
 # KeyValue

@@ -35,6 +35,7 @@ from daemon.errors import (
     Unsupported,
 )
 from daemon.store.storage import FileIOStorage
+from state.errors import StateUnavailable
 from state.records import DeletionVectorDescriptor, VectorFile
 from state.sql.store import StateStore
 from tests.kit.handmade import HandmadeTable
@@ -426,6 +427,27 @@ def test_what_is_discarded_is_forgotten(
             recorded.delete("id = 130")
     (kept,) = {f"file://{path}" for path in set(table.folder.glob("*.bin")) - before}
     assert recorded.names() == {*known, late, kept}
+
+
+@pytest.mark.parametrize("statement", ["INSERT", "DELETE"])
+def test_a_state_store_without_space(
+    table: HandmadeTable, recorded: Recorded, monkeypatch: pytest.MonkeyPatch, statement: str
+) -> None:
+    """No file is written without its name; one that is discarded is not forgotten, and nothing else happens."""
+    before = set(table.folder.glob("*.bin"))
+    with recorded.store._database.write() as connection:
+        connection.exec_driver_sql(
+            f"CREATE TRIGGER full BEFORE {statement} ON vector_files BEGIN SELECT RAISE(ABORT, 'no space'); END"
+        )
+    if statement == "INSERT":
+        with pytest.raises(StateUnavailable, match="no space"):
+            recorded.delete("id = 5")
+        assert (set(table.folder.glob("*.bin")), recorded.names()) == (before, set())
+        return
+    Others(monkeypatch, lambda: append(table, 115))
+    done = recorded.delete("id < 120")
+    assert (done.version, recorded.calls, len(recorded.names())) == (4, [1, 1], 2)
+    assert {f"file://{path}" for path in set(table.folder.glob("*.bin")) - before} == {*done.vector_files}
 
 
 @pytest.mark.parametrize("kind", ["now_ms", "monotonic_s"])

@@ -18,12 +18,17 @@ from daemon.delta.actions import Metadata
 from daemon.delta_writer.deletion import delete_rows
 from daemon.delta_writer.footer_stats import LAST_ASCII, LAST_CHARACTER, indexing_of, load_stats, stats_of
 from daemon.mirror import parquet as form
-from daemon.mirror.compact import BINARY, FALSE, I32, Struct
+from daemon.mirror.compact import BINARY, FALSE, I32, I64, Struct
 from daemon.mirror.parquet import encode_footer, from_arrow
 from daemon.store.storage import FileIOStorage
 from tests.kit.handmade import HandmadeTable
 
 JAVA = b"parquet-mr version 1.16.0 (build 0)"
+OTHER_WRITERS = (
+    b"parquet-cpp-arrow version 26.0.1",
+    b"parquet-mr compatible Photon version 0.2 (build 15.4)",
+    b"parquet-mr-trino version 480 (build n/a)",
+)
 NAN = float("nan")
 PADDED = {"__CHAR_VARCHAR_TYPE_STRING": "char(5)"}
 COLLATED = {"__COLLATIONS": {"c": "icu.UNICODE_CI"}}
@@ -107,9 +112,12 @@ def test_bounds_that_may_be_too_narrow() -> None:
     assert bounds_in(footer_of(numbers), "double") == (1.0, 2.0)
     assert bounds_in(footer_of(texts), "string") == ("a", "b")
     # The Java writer takes NaN for the greatest number, others ignore it, or the whole row group.
-    other = footer_of(numbers)
-    other[form.CREATED_BY] = BINARY, b"parquet-cpp-arrow version 26.0.1"
-    assert bounds_in(other, "double") is None
+    for writer in OTHER_WRITERS:
+        assert bounds_in({**footer_of(numbers), form.CREATED_BY: (BINARY, writer)}, "double") is None
+    for count, bounds in ((0, (1.0, 2.0)), (1, None)):
+        java = footer_of(numbers)
+        chunk_of(java)[form.STATISTICS][1][form.NAN_COUNT] = I64, count
+        assert bounds_in(java, "double") == bounds
     assert bounds_in(footer_of(pa.array([1.0, NAN]), 1), "double") is None
     java = footer_of(numbers)
     chunk_of(java)[form.STATISTICS][1][form.MAX_VALUE] = BINARY, b"\0\0\0\0\0\0\xf8\x7f"
@@ -145,7 +153,8 @@ def test_null_counts() -> None:
     struct = footer_of(pa.array([{"x": 1}, None, {"x": None}]))
     table = indexing_of(metadata_of(field("c", inside)))
     assert stats_of(struct, 3, table)["nullCount"] == {"c": {"x": 2}}
-    assert "nullCount" not in stats_of({**struct, form.CREATED_BY: (BINARY, b"x")}, 3, table)
+    for writer in OTHER_WRITERS:
+        assert "nullCount" not in stats_of({**struct, form.CREATED_BY: (BINARY, writer)}, 3, table)
     lists = footer_of(pa.array([[], [1]]))
     assert stats_of(lists, 2, indexing_of(metadata_of(field("c", items)))) == {"numRecords": 2, "tightBounds": False}
     repeated = footer_of(pa.array([1, None]))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from threading import Event
 from typing import Any
 
 import pytest
 
+from daemon.clock import SystemClock
 from daemon.config.settings import MaintenanceSettings
+from daemon.delta.log import DeltaLog
+from daemon.delta_writer import commit
+from daemon.delta_writer.finder import PredicateFinder
+from daemon.delta_writer.vectors import Tracking
 from daemon.errors import ObjectStoreAway
 from daemon.maintenance.maintainer import Maintainer
+from daemon.store.locations import FileMeta
 from daemon.store.storage import FileIOStorage
+from daemon.sync.verbs import known_or_new
 from state import FileKind, VectorFile
 from tests.kit.broken_logs import checkpoint
 from tests.kit.checks import rows_of, table_id
@@ -27,7 +35,7 @@ UNTOLD = "Delta's log does not tell whether a commit names it, so VACUUM must re
 class World:
     """A Delta table of a file with 20 rows, at version 1, which is followed."""
 
-    def __init__(self, folder: Path, **maintenance: Any) -> None:
+    def __init__(self, folder: Path, *, is_synced: bool = True, **maintenance: Any) -> None:
         self.table = HandmadeTable(folder / "delta")
         self.table.create()
         self.path = self.table.write_file([(row, "x", "v") for row in range(20)])
@@ -35,7 +43,9 @@ class World:
         self.clock = LaterClock()
         options = {"maintenance": MaintenanceSettings(**{"orphan_grace": "1d", **maintenance})}
         self.bench = Bench(folder / "dvsync", self.table.location, clock=self.clock, table_options=options)
-        self.bench.sync()
+        known_or_new(self.bench.store, self.bench.settings)
+        if is_synced:
+            self.bench.sync()
 
     def left(self, *, read_version: int, path: Path | None = None) -> Path:
         """A file that is recorded now, as it would be after that version was read, and that no commit names."""
@@ -75,6 +85,7 @@ def test_what_no_commit_names_is_removed(world: World) -> None:
     world.table.commit(world.table.delete({world.path: [4]}, storage="i"))
     last = world.left(read_version=world.table.version)
     world.bench.sync()
+    world.clock.later_s = 23 * HOUR_S
     young = world.clean_up()
     assert (young.removed, young.left[IN_GRACE], len(world.recorded())) == ([], 4, 4)
     world.clock.later_s = 25 * HOUR_S
@@ -111,14 +122,35 @@ def test_a_quiet_table(world: World) -> None:
         assert path.exists() == is_there
 
 
-def test_before_the_first_sync(tmp_path: Path) -> None:
-    """And without an Iceberg table."""
-    world = World(tmp_path)
-    world.bench.catalogs.open("local").drop_table("lake.t")
+@pytest.mark.parametrize("is_synced", [True, False])
+def test_without_an_iceberg_table(tmp_path: Path, is_synced: bool) -> None:
+    """It was dropped, or there was no sync yet."""
+    world = World(tmp_path, is_synced=is_synced)
+    if is_synced:
+        world.bench.catalogs.open("local").drop_table("lake.t")
     path = world.left(read_version=1)
     world.clock.later_s = 25 * HOUR_S
-    world.clean_up()
+    Maintainer(world.bench.context).run(Event())
     assert (path.exists(), world.recorded()) == (False, [])
+
+
+def test_a_commit_that_comes_after_cleanup(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its process was suspended at that moment, or its machine has another time: what it names is there again."""
+    put = commit.put_if_absent
+
+    def late(*arguments: Any) -> bool:
+        world.clock.later_s = 25 * HOUR_S
+        assert len(world.clean_up().removed) == 1
+        return put(*arguments)
+
+    monkeypatch.setattr(commit, "put_if_absent", late)
+    log = DeltaLog(FileIOStorage(), world.table.location, SystemClock())
+    finder = PredicateFinder("id < 2", log.storage, time_zone="UTC", engine="local", open_spark=None)
+    tracking = Tracking(world.bench.store, table_id(world.bench))
+    done = commit.commit_deletion(log, SystemClock(), finder, commit.Wanted({}), tracking)
+    assert (done.version, done.deleted_rows) == (2, 2)
+    world.bench.sync()
+    assert [row[0] for row in rows_of(world.bench.iceberg().scan().to_arrow())] == list(range(2, 20))
 
 
 def lose_commit(table: HandmadeTable) -> None:
@@ -129,13 +161,19 @@ def cut_commit(table: HandmadeTable) -> None:
     table.commit_path(2).write_text('{"add":\n{}\n')
 
 
+def have_other_vectors(table: HandmadeTable) -> None:
+    vector = {"storageType": "x", "pathOrInlineDv": "x", "sizeInBytes": 1, "cardinality": 1}
+    file = {"path": "f", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True}
+    table.commit_path(2).write_text(json.dumps({"add": {**file, "deletionVector": vector}}))
+
+
 def be_put_back(table: HandmadeTable) -> None:
     for version in (2, 3):
         table.commit_path(version).unlink()
     table.commit_path(1).unlink()
 
 
-@pytest.mark.parametrize("happened", [lose_commit, cut_commit, be_put_back])
+@pytest.mark.parametrize("happened", [lose_commit, cut_commit, have_other_vectors, be_put_back])
 def test_a_log_that_does_not_tell(world: World, happened: Callable[[HandmadeTable], None]) -> None:
     """The file stays, for a commit that is gone may have named it; it is not looked for again."""
     path = world.left(read_version=1)
@@ -145,6 +183,20 @@ def test_a_log_that_does_not_tell(world: World, happened: Callable[[HandmadeTabl
     world.clock.later_s = 25 * HOUR_S
     done = world.clean_up()
     assert (done.removed, done.left) == ([], {UNTOLD: 1})
+    assert (path.exists(), world.recorded()) == (True, [])
+
+
+def test_an_old_listing(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit that it omits is asked for."""
+    path, newest = world.named(world.table.delete({world.path: [1]})), world.table.commit_path(2).name
+    list_from = FileIOStorage.list_from
+
+    def old(storage: FileIOStorage, directory: str, after: str) -> Iterator[FileMeta]:
+        return (file for file in list_from(storage, directory, after) if file.name != newest)
+
+    monkeypatch.setattr(FileIOStorage, "list_from", old)
+    world.clock.later_s = 25 * HOUR_S
+    assert world.clean_up().removed == []
     assert (path.exists(), world.recorded()) == (True, [])
 
 
