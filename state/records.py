@@ -53,7 +53,7 @@ class OrphanReason(StrEnum):
     COMMIT_FAILED = "commit-failed"
     SNAPSHOT_EXPIRED = "snapshot-expired"
     FOUND = "found"  # by a scan; it had no row
-    FOUND_IN_USE = "found-in-use"  # the same, but a snapshot still used it
+    FOUND_IN_USE = "found-in-use"  # by a scan or a rebuild: it had no row, but a snapshot used it
 
     @property
     def shown_by_older(self) -> bool:

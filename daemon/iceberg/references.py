@@ -9,7 +9,7 @@ from pyiceberg.manifest import DataFile, ManifestContent, ManifestEntry, Manifes
 from pyiceberg.table import Table
 from pyiceberg.table.snapshots import Snapshot
 
-from daemon.errors import ObjectMissing, TargetUnreadable
+from daemon.errors import TargetUnreadable
 from daemon.iceberg.manifests import EntryKey, entry_key, read_entries, read_manifest_list, schema_with_sources
 
 # If two snapshots are not parent and child, about so many of the manifests in which they differ are opened.
@@ -45,13 +45,14 @@ def referenced_files(table: Table, *, delete_files: bool, is_wanted: Callable[[s
 
 def data_files_of_all(table: Table) -> Iterator[DataFile]:
     """Yield the data files of all snapshots, some of them more than once. What is damaged or gone is left out."""
-    read = set[str]()
+    left_out = FileNotFoundError, TargetUnreadable
+    manifests: dict[str, ManifestFile] = {}
     for snapshot in table.metadata.snapshots:
-        with suppress(ObjectMissing, TargetUnreadable):
-            for manifest in _manifests(table, snapshot, ManifestContent.DATA):
-                if manifest.manifest_path not in read:
-                    read.add(manifest.manifest_path)
-                    yield from (entry.data_file for entry in entries_of(table, manifest))
+        with suppress(*left_out):
+            manifests |= {each.manifest_path: each for each in _manifests(table, snapshot, ManifestContent.DATA)}
+    for manifest in manifests.values():
+        with suppress(*left_out):
+            yield from (entry.data_file for entry in entries_of(table, manifest))
 
 
 def live_delete_files(table: Table) -> dict[str, tuple[str, int]]:

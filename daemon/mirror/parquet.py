@@ -117,7 +117,7 @@ class Node:
 def load_footer(storage: FileIOStorage, path: str, tail_bytes: int = TAIL_BYTES) -> Footer:
     """Read a file's footer as `read_end` does.
 
-    Raises `ObjectMissing`, `CorruptInput`, and `Unsupported` for an encrypted file.
+    Raises `ObjectMissing`, and as `parse_footer`.
     """
     size_bytes, tail = read_end(storage, path, tail_bytes, FOOTER_BYTES_MAX)
     return parse_footer(tail, size_bytes)
@@ -138,13 +138,16 @@ def read_end(storage: FileIOStorage, path: str, tail_bytes: int, bytes_max: floa
 def parse_footer(tail: bytes, file_size_bytes: int) -> Footer:
     """Parse the footer at the end of `tail`, the last bytes of a file.
 
-    Raises `CorruptInput` for a footer that is damaged, or has more than FOOTER_BYTES_MAX, `Unsupported` for an
+    Raises `CorruptInput` for a footer that is damaged, `Unsupported` for one of more than FOOTER_BYTES_MAX, and for an
     encrypted file.
     """
     if tail.endswith(ENCRYPTED_MAGIC):
         raise _encrypted("the file's footer is encrypted")
     size = int.from_bytes(tail[-END_BYTES:][:4], "little")
-    if not tail.endswith(MAGIC) or not 0 < size <= min(len(tail) - END_BYTES, FOOTER_BYTES_MAX):
+    if tail.endswith(MAGIC) and FOOTER_BYTES_MAX < size <= file_size_bytes - END_BYTES:
+        what = f"the Parquet footer has {size:,} bytes; dvsync changes footers of at most {FOOTER_BYTES_MAX:,}"
+        raise Unsupported(what, hint="Rewrite the file in Delta, for example with an UPDATE of its rows.")
+    if not tail.endswith(MAGIC) or not 0 < size <= len(tail) - END_BYTES:
         raise CorruptInput("the file ends without a whole Parquet footer", hint=HINT)
     metadata, used = decode_struct(tail[-END_BYTES - size : -END_BYTES])
     if used != size:

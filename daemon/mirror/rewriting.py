@@ -6,7 +6,7 @@ Julian calendar, INT96, partition values, and columns that the file lacks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -127,18 +127,18 @@ def rewrite_file(task: RewriteTask, source: FileIOStorage, target_properties: Ma
     return int(size_bytes)
 
 
-def check_rewrite(footer: Struct, task: RewriteTask) -> tuple[pa.Schema, FileSchema, frozenset[Path]]:
-    """Return the schema of the mirror, its properties, and its variants, of which Arrow's schema does not know.
+def check_rewrite(footer: Struct, task: RewriteTask) -> tuple[RewritePlan, FileSchema, frozenset[Path]]:
+    """Return the plan, the properties of the mirror, and its variants, of which Arrow's schema does not know.
 
     Reads no values.
 
     Raises `Unsupported` if the file cannot be written so that readers would find all columns.
     """
     mended = mend_footer(footer, task.table)
-    schema = RewritePlan.of(as_arrow(mended), task).schema
+    plan = RewritePlan.of(as_arrow(mended), task)
     try:
         variants = annotated_variants(mended)
-        return schema, check_file_schema(schema, task.table, leaf_paths(schema), variants), variants
+        return plan, check_file_schema(plan.schema, task.table, leaf_paths(plan.schema), variants), variants
     except Unsupported as error:
         raise error.lift_by(None) from error.__cause__
 
@@ -192,6 +192,8 @@ class RewritePlan:
 
     schema: pa.Schema
     columns: Sequence[Callable[[pa.Table], pa.Array | pa.ChunkedArray]]
+    # The ids of the columns that the file has not.
+    lacking: Set[int]
 
     @classmethod
     def of(cls, footer: pq.FileMetaData, task: RewriteTask) -> RewritePlan:
@@ -274,7 +276,7 @@ class _Planner:
             if field_id not in found and (added := columns.get(field_id)):
                 fields.append(self._field_of(added))
                 makers.append(partial(_constant, scalar_of(value, added.field_type)))
-        return RewritePlan(pa.schema(fields), makers)
+        return RewritePlan(pa.schema(fields), makers, columns.keys() - found)
 
     def _field_of(self, column: NestedField) -> pa.Field:
         metadata = {FIELD_ID: str(column.field_id)} if self._has_ids or self._table.needs_ids else None

@@ -154,14 +154,15 @@ class MirrorPlanner:
         sources = [each.source_id for each in self.table.spec.fields]
         wanted = replace(wanted, partition=dict(zip(sources, values, strict=True)))
         task = self._rewrite_task(wanted, "")
-        schema, file, variants = check_rewrite(footer, task)
+        plan, file, variants = check_rewrite(footer, task)
         values_in_it = (
             sorted(task.partition.items()),
-            sorted(task.defaults.items()),
+            # Without the table's metadata, no defaults are known. A file that has the columns is planned alike.
+            sorted((each, value) for each, value in task.defaults.items() if each in plan.lacking),
             self.table.time_zone,
             sorted(variants),
         )
-        wanted = self._named(wanted, own_footer + schema.serialize().to_pybytes() + repr(values_in_it).encode())
+        wanted = self._named(wanted, own_footer + plan.schema.serialize().to_pybytes() + repr(values_in_it).encode())
         return wanted, file.traits, metrics_of(add, self.table, footer[ROWS][1])
 
     def _rewrite_task(self, wanted: WantedMirror, path: str) -> RewriteTask:

@@ -161,14 +161,16 @@ class Runner:
         with self.spark.session() as spark:
             while parts:
                 at_once = TASKS_OF_CORE * spark.sparkContext.defaultParallelism
-                failed: SyncError | None = None
-                for made in map_on_spark(spark, parts[:at_once], make):
-                    if isinstance(made, SyncError):
-                        failed = made
+                made, failed = dict[str, int](), list[SyncError]()
+                for answer in map_on_spark(spark, parts[:at_once], make):
+                    if isinstance(answer, SyncError):
+                        failed.append(answer)
                     else:
-                        yield made
+                        made |= answer
+                # Together: if these are too many, the caller takes no others.
+                yield made
                 if failed:
-                    raise failed
+                    raise failed[0]
                 del parts[:at_once]
 
     def _runs_here(self, *, fits: bool) -> bool:

@@ -7,6 +7,7 @@ Such a file is used again: after a crash, or if its data file comes back (RESTOR
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -71,12 +72,13 @@ def remember_mirrors(context: TableContext, table_id: int, table: Table) -> None
     """
     if not has_mirrors(table):
         return
-    found = [
-        MirrorRecord(file.file_path, name.data_file, 0, name.kind, file.file_size_in_bytes)
+    # By path: each commit may have written the entry of a mirror into another manifest.
+    found = {
+        file.file_path: MirrorRecord(file.file_path, name.data_file, 0, name.kind, file.file_size_in_bytes)
         for file in data_files_of_all(table)
         if (name := find_mirror_name(file.file_path))
-    ]
-    context.store.record_found_mirrors(table_id, found, at_ms=context.clock.now_ms())
+    }
+    context.store.record_found_mirrors(table_id, found.values(), at_ms=context.clock.now_ms())
 
 
 @dataclass(frozen=True)
@@ -98,9 +100,11 @@ class MirrorMaker:
         known = self._find_usable(wanted)
         new = [each for each in wanted if each.data_file not in known]
         # Those of an abandoned sync count with the new ones: it may have ended because they are too large.
+        orphans = [each for each in known.values() if each.status is FileStatus.ORPHANED]
         failed = OrphanReason.COMMIT_FAILED
-        needed = {each.data_file: each.size_bytes or 0 for each in known.values() if each.reason is failed}
-        others = self._count_others(sum(needed.values())) if needed or new else {}
+        needed = {each.data_file: each.size_bytes or 0 for each in orphans if each.reason is failed}
+        in_use = sum(each.size_bytes or 0 for each in orphans if each.reason is not failed)
+        others = self._count_others(in_use, sum(needed.values())) if needed or new else {}
         needed |= {each.data_file: each.size_bytes for each in new}
         self._check_room(needed, others)
         transaction.begin({})
@@ -155,12 +159,14 @@ class MirrorMaker:
         half_grace_ms = round(self.context.settings.maintenance.orphan_grace_s * 500)
         return mirror.reason.shown_by_older or mirror.since_ms > self.context.clock.now_ms() - half_grace_ms
 
-    def _count_others(self, orphans_used: int) -> dict[FileStatus, int]:
-        """Add up the bytes of the table's mirrors by status, without so many of orphans."""
+    def _count_others(self, in_use: int, needed: int) -> dict[FileStatus, int]:
+        """Add up the bytes of the table's mirrors by status: of orphans, so many are live now, or needed."""
         written = self.context.store.count(self.table_id).written
-        there = {each.status: each.size_bytes or 0 for each in written if each.kind is FileKind.MIRROR}
-        there.pop(FileStatus.DELETED, None)
-        return there | {FileStatus.ORPHANED: there.get(FileStatus.ORPHANED, 0) - orphans_used}
+        there = Counter({each.status: each.size_bytes or 0 for each in written if each.kind is FileKind.MIRROR})
+        del there[FileStatus.DELETED]
+        there[FileStatus.LIVE] += in_use
+        there[FileStatus.ORPHANED] -= in_use + needed
+        return there
 
     def _check_room(self, needed: Mapping[str, int], others: Mapping[FileStatus, int]) -> None:
         """`needed` are the bytes of the mirrors by data file, `others` those of the table's other mirrors by status."""

@@ -191,6 +191,43 @@ def test_the_state_is_rebuilt_without_deltas_version(
         assert set(mirrors_of(bench).values()) == left, "a resync without the state finds them, too"
 
 
+def test_older_metadata_that_is_gone(table: Mirrored) -> None:
+    """A rebuild and a resync do without it, and find the mirrors that the rest of the metadata tells of."""
+    with following(table) as bench:
+        a, b, _ = add_files(table)
+        bench.sync()
+        of_b = mirrors_of(bench)[f"{table.location}/{b}"]
+        for path in (a, b):
+            table.commit([table.remove(path)])
+            bench.sync()
+        first, second, _ = bench.iceberg().snapshots()
+        (manifest,) = second.manifests(bench.iceberg().io)
+        Path(first.manifest_list.removeprefix("file://")).unlink()
+        bench.close()
+        bench.state_file.unlink()
+        bench.open()
+        assert bench.sync().outcome == "rebuilt"
+        assert of_b in {file.path for file in written(bench) if file.reason is OrphanReason.FOUND_IN_USE}
+        Path(manifest.manifest_path.removeprefix("file://")).unlink()
+        bench.sync(full=True)
+        agree(bench, table, "resync")
+
+
+def test_mirrors_that_are_used_again_are_not_for_cleanup(table: Mirrored) -> None:
+    """What is said of the limit does not promise their bytes."""
+    with following(table) as bench:
+        a, b, _ = add_files(table)
+        bench.sync()
+        unused = Path(mirrors_of(bench)[f"{table.location}/{b}"].removeprefix("file://")).stat().st_size
+        table.commit([table.remove(a), table.remove(b)])
+        bench.sync()
+        table.commit([table.add(a), table.add(table.write_file([(100, "x", "v")]))])
+        object.__setattr__(bench.context, "settings", bench.settings.model_copy(update={"mirror_bytes_max": 5}))
+        with pytest.raises(Unsupported, match="more than mirror_bytes_max") as raised:
+            bench.sync()
+        assert f"Cleanup will remove orphans of {unused:,} bytes" in raised.value.hint
+
+
 def test_a_limit_parks_before_the_disk_is_full(tmp_path: Path) -> None:
     """Mirrors that get larger than their files are counted as they are made; a higher limit uses those that are."""
     table = GROWING.make(tmp_path / "delta")

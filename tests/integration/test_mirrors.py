@@ -112,22 +112,28 @@ def test_spark_counts_what_its_tasks_have_made(spark: SparkSession, tmp_path: Pa
     damaged = table.folder / "3.parquet"
     whole = damaged.read_bytes()
     damaged.write_bytes(whole[:4] + b"\xff" * 16 + whole[20:])
-    options = {"mirrors": "rewrite", "mirror_bytes_max": "2MiB"}
+    options = {"mirrors": "rewrite", "mirror_bytes_max": "3MiB"}
 
     def made() -> dict[str, int]:
         return {f"file://{path}": path.stat().st_size for path in bench.folder.rglob("*-mirror.parquet")}
 
+    def recorded() -> dict[str, int | None]:
+        written = bench.store.list_written(1, (FileStatus.ORPHANED,))
+        return {each.path: each.size_bytes for each in written if each.kind is FileKind.MIRROR and each.size_bytes}
+
     with closing(Bench(tmp_path / "dvsync", table.location, engine="spark", table_options=options)) as bench:
         with pytest.raises(CorruptInput, match="cannot be read"):
             bench.sync()
-        written = bench.store.list_written(1, (FileStatus.ORPHANED,))
-        first = {each.path: each.size_bytes for each in written if each.size_bytes and each.kind is FileKind.MIRROR}
-        assert first and first == made()
+        first = made()
+        assert len(first) == 5 and recorded() == first
         damaged.write_bytes(whole)
+        # Each is 400 kB: the third of these four is too many, when the fourth is there as well.
+        table.commit([GROWING.add(table) for _ in range(3)])
         for _ in range(2):
-            with pytest.raises(Unsupported, match="more than mirror_bytes_max, 2,097,152"):
+            with pytest.raises(Unsupported, match="more than mirror_bytes_max, 3,145,728"):
                 bench.sync()
-            assert first.items() < made().items() and len(made()) == 6
+            assert first.items() < made().items() and len(made()) == 9
+            assert recorded() == made()
     with closing(
         Bench(tmp_path / "dvsync", table.location, engine="spark", table_options={"mirrors": "rewrite"})
     ) as bench:

@@ -19,6 +19,7 @@ from daemon.mirror.making import MirrorTask, make_mirrors
 from daemon.mirror.parquet import encode_footer, load_footer
 from daemon.mirror.rewriting import RewriteTask, check_rewrite
 from daemon.pipeline.inspection import Inspector
+from daemon.pipeline.mirrors import KINDS, MirrorPlanner
 from daemon.store.storage import FileIOStorage
 from daemon.translate.partition_values import partition_of
 from daemon.translate.schema import TableSchema
@@ -119,6 +120,24 @@ def test_partition_values(values: Any, kind: MirrorKind | None, is_odd: bool, tm
     if plan:
         rows = pq.read_table(local(made(add, table, plan)))
         assert rows["p"].to_pylist() == ["x", "x"] and rows["a"].to_pylist() == [1, 2]
+
+
+def test_defaults_of_columns_that_a_file_has(tmp_path: Path) -> None:
+    """They make no other mirror of it: not every sync knows them."""
+    filled = {**column("p", "long"), "metadata": {"EXISTS_DEFAULT": "7"}}
+    table = table_of(column("c", "double"), filled)
+    with_it = added(tmp_path / "f.parquet", {"c": pa.array([1], pa.int32()), "p": [2]})
+    without = added(tmp_path / "g.parquet", {"c": pa.array([1], pa.int32())})
+    names = {
+        default: [
+            MirrorPlanner(STORAGE, table, KINDS["rewrite"], "id", {"p": default}).plan([each]).mirrors[0].made
+            for each in (with_it, without)
+        ]
+        for default in ("7", "8")
+    }
+    unknown = MirrorPlanner(STORAGE, table, KINDS["rewrite"], "id").plan([with_it]).mirrors[0].made
+    assert unknown == names["7"][0] == names["8"][0]
+    assert names["7"][1] != names["8"][1]
 
 
 def test_doubles_that_manifests_cannot_hold(tmp_path: Path) -> None:
