@@ -177,7 +177,8 @@ def _ask_for(log: DeltaLog, missing: int, following: int | None, version: int | 
     except ObjectMissing as error:
         if version is not None and (following is None or is_first):
             what = f"the log has no version {version}" + (", or its first commits are gone" if is_first else "")
-            hint = "Choose a version that the log still has. Log cleanup removes old versions."
+            hint = "Log cleanup removes old versions: choose one that the log still has. If the Delta table was made "
+            hint += "anew, wait until dvsync has followed it."
             raise ObjectMissing(what, version=version, path=log.commit_path(missing), hint=hint) from error
         assert following is not None, "the newest commit is listed"
         raise log.gap(missing, following) from error

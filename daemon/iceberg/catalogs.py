@@ -108,7 +108,8 @@ def catalog_away(name: str, error: Exception) -> CatalogAway:
     """Return the error for a catalog that failed with an exception of its library."""
     return CatalogAway(
         f"the catalog {name} does not answer: {cause_of(error)}",
-        hint="Check the catalog's address, credentials and health. dvsync tries again.",
+        hint="Check the catalog's address, credentials and health. If the error names a file, check the store of the "
+        "Iceberg table, too. dvsync tries again.",
     )
 
 
