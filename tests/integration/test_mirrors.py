@@ -125,9 +125,9 @@ def test_spark_counts_what_its_tasks_have_made(spark: SparkSession, tmp_path: Pa
         with pytest.raises(CorruptInput, match="cannot be read"):
             bench.sync()
         first = made()
-        assert len(first) == 5 and recorded() == first
+        assert len(first) == 3 and recorded() == first
         damaged.write_bytes(whole)
-        # Each is 400 kB: the third of these four is too many, when the fourth is there as well.
+        # Each is 400 kB: the eighth is too many, when the ninth is there as well.
         table.commit([GROWING.add(table) for _ in range(3)])
         for _ in range(2):
             with pytest.raises(Unsupported, match="more than mirror_bytes_max, 3,145,728"):
