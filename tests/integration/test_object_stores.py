@@ -290,7 +290,7 @@ def test_credentials_from_a_file_the_environment_and_a_catalog(s3_spark, store, 
         return output.read_text().count('"sync.advanced"') == 3
 
     try:
-        wait_until(are_synced, "three first syncs", 120)
+        wait_until(are_synced, "three first syncs", 300)
     finally:
         daemon.send_signal(signal.SIGTERM)
         daemon.wait(30)

@@ -23,7 +23,7 @@ from tests.kit.forking import Forked, run_forked
 from tests.kit.handmade import sql_catalog
 
 ROOT = Path(__file__).parents[2]
-WAIT_S = 120.0
+WAIT_S = 300.0
 
 
 def write_config(path: Path, **sections: object) -> None:

@@ -37,7 +37,7 @@ from tests.kit.writer import Writer
 
 POLL_INTERVAL = "100ms"
 # The first use of Spark starts a JVM, beside a busy session of the tests.
-SYNC_MAX_S = 180.0
+SYNC_MAX_S = 300.0
 # Maintenance has tests of its own; a round of it in the middle of these would be one more snapshot.
 NO_MAINTENANCE = {"steps": []}
 OUTCOMES = {
