@@ -105,13 +105,12 @@ def kept_stats(add: AddFile, record_count: int) -> Json:
     return found if found.get("numRecords") == record_count else {}
 
 
-def wide_stats(add: AddFile, record_count: int, zones: Mapping[Path, str], computed: Json | None = None) -> str:
+def wide_stats(add: AddFile, record_count: int, zones: Mapping[Path, str], found: Json) -> str:
     """Return a file's statistics once more of its rows are deleted: bounds are wide, and counts those of all rows.
 
     PROTOCOL.md, "Per-file Statistics": with wide bounds, a null count says that all rows are null, or none, or nothing.
-    `zones` is of `zones_of`, `computed` of `load_stats` for a file without `kept_stats`.
+    `zones` is of `zones_of`, `found` of `kept_stats`, or of `load_stats` for a file without them.
     """
-    found = computed or kept_stats(add, record_count)
     live = record_count - (add.deletion_vector.cardinality if add.deletion_vector else 0)
     stats = {**found, "numRecords": record_count, "tightBounds": False}
     for name in {"minValues", "maxValues"} & found.keys():

@@ -231,7 +231,7 @@ class _Attempt:
     def _lines(self, found: list[tuple[FoundRows, Any]]) -> list[Json]:
         details = load_details(self._log, self._segment, {rows.add.logical_file for rows, _ in found})
         has_row_ids = needs_row_ids(self._state.protocol, self._state.metadata)
-        computed = self._compute_stats([rows for rows, vector in found if vector is not None])
+        stats = self._find_stats([rows for rows, vector in found if vector is not None])
         now_ms, lines, zones = self._clock.now_ms(), list[Json](), zones_of(self._state.metadata)
         for rows, vector in found:
             known = details[rows.add.logical_file]
@@ -242,21 +242,22 @@ class _Attempt:
                     hint="ALTER TABLE … SET TBLPROPERTIES ('delta.enableRowTracking' = 'true') in Delta gives them.",
                 )
             if vector is not None:
-                stats = wide_stats(rows.add, rows.record_count, zones, computed.get(rows.add.path))
-                lines.append(add_line(rows.add, known, vector, stats))
+                wide = wide_stats(rows.add, rows.record_count, zones, stats[rows.add.path])
+                lines.append(add_line(rows.add, known, vector, wide))
             lines.append(remove_line(rows.add, known, rows.record_count, now_ms))
         return lines
 
-    def _compute_stats(self, marked: list[FoundRows]) -> dict[str, Json]:
-        """Return the statistics of those files that have none in the log, by path: one request for each."""
+    def _find_stats(self, marked: list[FoundRows]) -> dict[str, Json]:
+        """Return the statistics of files by path; of those that have none in the log, by one request for each."""
+        stats = {rows.add.path: kept_stats(rows.add, rows.record_count) for rows in marked}
+        lacking = [rows for rows in marked if not stats[rows.add.path] and not self._wanted.dry_run]
         indexing = indexing_of(self._state.metadata)
-        lacking = [rows for rows in marked if not kept_stats(rows.add, rows.record_count)]
 
         def load(rows: FoundRows) -> Json:
             return load_stats(self._log.storage, rows.add.path, rows.record_count, indexing)
 
         computed = map_files(load, lacking, lambda rows: rows.add.path)
-        return {rows.add.path: stats for rows, stats in zip(lacking, computed, strict=True)}
+        return stats | {rows.add.path: each for rows, each in zip(lacking, computed, strict=True)}
 
     def _commit(self, lines: list[Json], scan_ms: int, scanned_s: float) -> int:
         """Make the next commit that is free, unless a commit in between changed what was read."""

@@ -170,8 +170,8 @@ class MirrorMaker:
 
     def _check_room(self, needed: Mapping[str, int], others: Mapping[FileStatus, int]) -> None:
         """`needed` are the bytes of the mirrors by data file, `others` those of the table's other mirrors by status."""
-        new, total = sum(needed.values()), sum(needed.values()) + sum(others.values())
-        limit = int(self.context.settings.mirror_bytes_max)
+        new, limit = sum(needed.values()), int(self.context.settings.mirror_bytes_max)
+        total = new + sum(others.values())
         if needed and total > limit:
             unused = others[FileStatus.ORPHANED]
             cleanup = f" Cleanup will remove orphans of {unused:,} bytes, which are counted." if unused else ""

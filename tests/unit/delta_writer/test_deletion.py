@@ -20,7 +20,7 @@ from daemon.delta.log import DeltaLog
 from daemon.delta.snapshot import ReplayedState
 from daemon.delta_writer import commit as module
 from daemon.delta_writer import vectors
-from daemon.delta_writer.actions import wide_stats, zones_of
+from daemon.delta_writer.actions import kept_stats, wide_stats, zones_of
 from daemon.delta_writer.commit import Deletion, FoundRows, Wanted, commit_deletion
 from daemon.delta_writer.deletion import delete_rows
 from daemon.delta_writer.features import FORBIDDING, NOT_CONCERNED, RESPECTED, check_writable
@@ -543,14 +543,14 @@ def test_what_an_add_has_stays(table: HandmadeTable) -> None:
 def test_statistics(stats: str | None, cardinality: int, expected: dict[str, Any]) -> None:
     vector = DeletionVectorDescriptor("u", "x" * 20, 1, cardinality, 1) if cardinality else None
     add = AddFile("f", True, vector, partition_values={}, size=1, stats=stats)
-    assert json.loads(wide_stats(add, 10, {})) == expected
+    assert json.loads(wide_stats(add, 10, {}, kept_stats(add, 10))) == expected
 
 
 def test_statistics_keep_their_numbers() -> None:
     """To the last digit."""
     stats = '{"numRecords":10,"minValues":{"m":12345678901234567890.123456789012345678,"x":1.50}}'
     add = AddFile("f", True, partition_values={}, size=1, stats=stats)
-    assert wide_stats(add, 10, {}) == stats[:-1] + ',"tightBounds":false}'
+    assert wide_stats(add, 10, {}, kept_stats(add, 10)) == stats[:-1] + ',"tightBounds":false}'
 
 
 def test_statistics_of_a_checkpoint() -> None:
@@ -565,7 +565,7 @@ def test_statistics_of_a_checkpoint() -> None:
     after = {"a": "2020-01-13T12:00:00.123Z", "b": {"c": "2020-01-13T12:00:00.000"}, "d": "2020-01-13 12:00:00"}
     stats = {"numRecords": 10, "minValues": before, "maxValues": {**before, "a": OTHER_YEARS}}
     add = AddFile("f", True, partition_values={}, size=1, stats=json.dumps(stats))
-    found = json.loads(wide_stats(add, 10, zones))
+    found = json.loads(wide_stats(add, 10, zones, kept_stats(add, 10)))
     assert found["minValues"] == after
     assert found["maxValues"] == {name: value for name, value in after.items() if name != "a"}
 
