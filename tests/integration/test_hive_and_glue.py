@@ -205,6 +205,20 @@ def before_the_request(bench: Bench, patch: pytest.MonkeyPatch, happens: Callabl
     patch.setattr(catalog, "_write_metadata", write_metadata)
 
 
+def under_the_lock(world: World, bench: Bench, patch: pytest.MonkeyPatch, happens: Callable[[int], None]) -> None:
+    """It happens, with each lock, after dvsync has looked at the table that it has locked."""
+    catalog: Any = bench.catalogs.open("local")
+    find = catalog._get_hive_table
+
+    def get_hive_table(*arguments: Any) -> Any:
+        table = find(*arguments)
+        for lock in world.metastore.locks(world.schema):
+            happens(lock)
+        return table
+
+    patch.setattr(catalog, "_get_hive_table", get_hive_table)
+
+
 @pytest.mark.parametrize("step", [pytest.param("create", marks=pytest.mark.long), "change"])
 def test_a_lost_answer(world: World, step: str) -> None:
     """The metastore does what it is asked, and the connection breaks: nothing is done twice, and no lock stays."""
@@ -278,18 +292,13 @@ def test_without_the_lock(world: World, monkeypatch: pytest.MonkeyPatch) -> None
     bench = world.bench()
     bench.sync()
     world.delete_one()
-    catalog: Any = bench.catalogs.open("local")
-    find = catalog._get_hive_table
 
-    def get_hive_table(*arguments: Any) -> Any:
-        table = find(*arguments)
-        for lock in world.metastore.locks(world.schema):
-            world.metastore.unlock(lock)
-            world.set_property()
-        return table
+    def happens(lock: int) -> None:
+        world.metastore.unlock(lock)
+        world.set_property()
 
     with monkeypatch.context() as patch:
-        patch.setattr(catalog, "_get_hive_table", get_hive_table)
+        under_the_lock(world, bench, patch, happens)
         with pytest.raises(CommitConflict, match="The table has been modified"):
             bench.sync()
     assert bench.sync().snapshots == 1
@@ -302,17 +311,8 @@ def test_dropped_under_the_lock(world: World, monkeypatch: pytest.MonkeyPatch) -
     bench = world.bench()
     bench.sync()
     world.delete_one()
-    catalog: Any = bench.catalogs.open("local")
-    find = catalog._get_hive_table
-
-    def get_hive_table(*arguments: Any) -> Any:
-        table = find(*arguments)
-        if world.metastore.locks(world.schema):
-            world.metastore.drop(*world.name)
-        return table
-
     with monkeypatch.context() as patch:
-        patch.setattr(catalog, "_get_hive_table", get_hive_table)
+        under_the_lock(world, bench, patch, lambda _lock: world.metastore.drop(*world.name))
         with pytest.raises(CommitConflict, match="it was dropped: "):
             bench.sync()
     with pytest.raises(CatalogAway, match="has no table"):
